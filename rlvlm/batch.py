@@ -392,10 +392,10 @@ class Batch:
 
 
 def _leaves(tensors: Mapping[Any, Tensor] | TensorDict) -> Iterator[tuple[Key, Tensor]]:
-    if isinstance(tensors, TensorDict):
-        yield from tensors.items(include_nested=True, leaves_only=True)  # type: ignore[misc]
-    else:
-        yield from tensors.items()
+    items: Any = (
+        tensors.items(include_nested=True, leaves_only=True) if isinstance(tensors, TensorDict) else tensors.items()
+    )
+    yield from items
 
 
 def _moved(spans: Iterable[Span], renumber: Mapping[int, int]) -> tuple[Span, ...]:
@@ -436,7 +436,9 @@ class _Tables:
 
 
 def _concat(batches: Sequence[Batch]) -> Batch:
-    tables, groups, spans = _Tables(), [], []
+    tables = _Tables()
+    groups: list[Tensor] = []
+    spans: list[tuple[Span, ...]] = []
     for number, batch in enumerate(batches):
         renumbered, moved = tables.add(number, batch)
         if "group_ids" in batch:
