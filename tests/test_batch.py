@@ -68,14 +68,14 @@ def test_a_missing_field_says_who_writes_it_and_what_turns_that_on():
 
 def test_operations_never_change_their_argument():
     batch = make([0, 1, 2])
-    before = {key: batch[key].clone() for key in batch}
+    before = {key: batch[key].clone() for key in batch.keys()}
     batch.with_(scores=torch.ones(3)).index([2, 0]).drop("input_ids")
     batch.with_objects(note=["a", "b", "c"])
     batch.with_meta(extra=1)
     assert "scores" not in batch
     assert "note" not in batch.objects
     assert "extra" not in batch.meta
-    assert all(torch.equal(before[key], batch[key]) for key in batch)
+    assert all(torch.equal(before[key], batch[key]) for key in batch.keys())
     assert batch.with_(scores=torch.ones(3))["input_ids"].data_ptr() == batch["input_ids"].data_ptr()
 
 
