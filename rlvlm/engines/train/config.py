@@ -1,0 +1,49 @@
+"""Settings of the optimiser; torch-free."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass
+class OptimizerGroup:
+    """What a group of parameters has of its own; ``None`` means as the optimiser's.
+
+    Attributes:
+        lr: learning rate; scheduled like the optimiser's.
+        weight_decay: decoupled weight decay.
+        max_grad_norm: clips this group's gradient by its own norm, apart from the other groups.
+    """
+
+    lr: float | None = None
+    weight_decay: float | None = None
+    max_grad_norm: float | None = None
+
+
+@dataclass
+class OptimizerConfig:
+    """AdamW, its schedule and clipping.
+
+    Attributes:
+        lr: peak learning rate.
+        betas: decay rates of the two moments.
+        eps: added to the denominator.
+        weight_decay: decoupled weight decay, of matrices only (vectors such as norms and biases have none).
+        schedule: ``constant``, ``linear`` or ``cosine``, from the end of the warm-up to the last step.
+        warmup_steps: optimiser steps of linear warm-up.
+        min_lr_ratio: the schedule ends at this share of ``lr``.
+        max_grad_norm: clips the gradient norm of all parameters without a clip of their own; null switches it off.
+        groups: by part (``vision``, ``connector``, ``language``) or by a regular expression that is searched in the
+            parameter's name; the first that matches counts, and one that matches nothing is an error.
+    """
+
+    lr: float = 1e-6
+    betas: list[float] = field(default_factory=lambda: [0.9, 0.999])
+    eps: float = 1e-8
+    weight_decay: float = 0.01
+    schedule: str = "constant"
+    warmup_steps: int = 0
+    min_lr_ratio: float = 0.0
+    max_grad_norm: float | None = 1.0
+    groups: dict[str, Any] = field(default_factory=dict)

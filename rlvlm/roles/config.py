@@ -1,0 +1,49 @@
+"""Settings of the actor and of the rollout; torch-free."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from rlvlm.engines.train.config import OptimizerConfig
+
+
+@dataclass
+class ActorConfig:
+    """How a batch becomes optimiser steps: epochs × mini-batches, each in micro-batches that fit the budget.
+
+    Attributes:
+        epochs: passes over the batch.
+        mini_batches: optimiser steps in an epoch; each takes whole groups.
+        token_budget: cost of one micro-batch at most, in text tokens plus vision patches of the chosen layout.
+        shuffle: mini-batches take groups in a random order, seeded by the run.
+        optimizer: AdamW, schedule, clipping, groups.
+    """
+
+    epochs: int = 1
+    mini_batches: int = 1
+    token_budget: int = 16384
+    shuffle: bool = True
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+
+
+@dataclass
+class RolloutConfig:
+    """How answers are sampled.
+
+    Attributes:
+        n: answers for each prompt.
+        temperature: of sampling; the trainer divides its logits by it too.
+        top_p: keep the smallest set of tokens with this probability.
+        top_k: keep this many tokens; 0 keeps all.
+        max_new_tokens: length limit of an answer.
+        stop: strings that end an answer.
+        stop_ids: token ids that end an answer beside the tokenizer's end of text.
+    """
+
+    n: int = 8
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    max_new_tokens: int = 1024
+    stop: list[str] = field(default_factory=list)
+    stop_ids: list[int] = field(default_factory=list)
