@@ -5,20 +5,24 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from rlvlm.algorithm_config import AlgorithmConfig
+from rlvlm.data.config import DataConfig
+from rlvlm.models.config import ModelConfig
+from rlvlm.rewards.config import RewardConfig
+from rlvlm.roles.config import ActorConfig, RolloutConfig
+
 
 @dataclass
 class GatesConfig:
     """Standing checks, logged in every run.
 
     Attributes:
-        parity_every: steps between comparisons of trainer and engine log-probs of the same tokens; 0 switches them off.
-        parity_limit: mean absolute difference that stops the run; null only logs it.
+        parity_limit: mean absolute difference of trainer and engine log-probs that stops the run; null only logs it.
         vision_every: steps between measurements of what the picture adds to the answers' log-prob; 0 switches them off.
         vision_rows: rows that the measurement takes.
         vision_patience: exact zeros in a row that stop the run, since then no picture reaches the model.
     """
 
-    parity_every: int = 1
     parity_limit: float | None = None
     vision_every: int = 10
     vision_rows: int = 8
@@ -33,6 +37,7 @@ class RunConfig:
         name: of the run directory; null takes the recipe's name.
         dir: folder of run directories.
         steps: batches of the stage.
+        stop_at: ends the stage early, when an evaluation's sampled accuracy reaches this.
         eval_every: steps between evaluations; 0 evaluates only before and after.
         eval_prompts: prompts of an evaluation at most; 0 takes all.
         eval_batch: prompts that are generated at once in an evaluation.
@@ -50,6 +55,7 @@ class RunConfig:
     name: str | None = None
     dir: str = "runs"
     steps: int = 100
+    stop_at: float | None = None
     eval_every: int = 0
     eval_prompts: int = 512
     eval_batch: int = 128
@@ -62,3 +68,30 @@ class RunConfig:
     trackers: list[Any] = field(default_factory=lambda: ["jsonl", "tensorboard"])
     sample_rows: int = 12
     gates: GatesConfig = field(default_factory=GatesConfig)
+
+
+@dataclass
+class Stage:
+    """One stage of a recipe, complete: the recipe's tree with the stage's own settings laid over it.
+
+    Attributes:
+        name: unique in the recipe; of its folder in the run directory.
+        pipeline: ``rlvr`` or ``sft``, or a registered one.
+        init: ``previous`` starts from the weights of the stage before; null from the model itself.
+        cache: the finished weights are kept beside the runs and used again while nothing that made them has changed.
+    """
+
+    name: str = "rlvr"
+    pipeline: str = "rlvr"
+    init: str | None = None
+    cache: bool = False
+    plugins: list[str] = field(default_factory=list)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
+    actor: ActorConfig = field(default_factory=ActorConfig)
+    rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    reward: RewardConfig = field(default_factory=RewardConfig)
+    train_engine: Any = "local"
+    inference_engine: Any = "hf"
+    run: RunConfig = field(default_factory=RunConfig)
