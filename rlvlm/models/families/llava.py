@@ -1,0 +1,59 @@
+"""LLaVA (Liu et al. 2023, arXiv:2304.08485): square pictures of one size, 1-D positions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rlvlm.models.families.base import Family, Pixels, Size, register_family
+
+
+class Llava(Family):
+    """Every picture becomes a square of the vision tower's size, so all have equally many tokens."""
+
+    name = "llava"
+    parts = {
+        "model.vision_tower.": "vision",
+        "model.multi_modal_projector.": "connector",
+    }
+    banned_tokens = ("<image>",)
+
+    def __init__(self, config: Any, tokenizer: Any, image_processor: Any) -> None:
+        super().__init__(config, tokenizer, image_processor)
+        vision = config.vision_config
+        self._side = int(vision.image_size)
+        self._patches = (self._side // int(vision.patch_size)) ** 2
+        self._tokens = self._patches + (config.vision_feature_select_strategy == "full")  # the class token is kept
+
+    def target_size(self, size: Size) -> Size:
+        """The tower's square."""
+        return self._side, self._side
+
+    def image_tokens(self, size: Size) -> int:
+        """The same for every size."""
+        return self._tokens
+
+    def patches(self, size: Size) -> int:
+        """The same for every size, the class token included."""
+        return self._patches + 1
+
+    def blank(self) -> Pixels:
+        """A grey square."""
+        return {"pixel_values": torch.zeros(1, 3, self._side, self._side)}
+
+    def features(self, pixels: Pixels) -> int:
+        """Tokens of all pictures together."""
+        return self._tokens * len(pixels["pixel_values"])
+
+    def encode_images(self, model: nn.Module, pixels: Pixels) -> tuple[Tensor, ...]:
+        """Features of the chosen vision layer, through the projector."""
+        out = model.model.get_image_features(pixel_values=pixels["pixel_values"], return_dict=True)
+        return (torch.cat(list(out.pooler_output)),)
+
+
+@register_family("llava")
+def llava(config: Any, tokenizer: Any, image_processor: Any) -> Llava:
+    """LLaVA 1.5 and its like: CLIP or SigLIP tower, projector, any language model."""
+    return Llava(config, tokenizer, image_processor)

@@ -1,0 +1,70 @@
+"""Makes a policy from its settings: a folder of ``save_pretrained``, or a registered builder."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoImageProcessor, AutoModelForImageTextToText, AutoTokenizer
+
+from rlvlm.errors import ConfigError
+from rlvlm.models.attention import ATTENTION
+from rlvlm.models.config import ModelConfig
+from rlvlm.models.policy import Policy
+from rlvlm.registry import Registry
+
+BUILDERS = Registry("model builder", "model_builders", readable=lambda: ())
+"""Functions of options that make a model in memory and return ``ModelParts``."""
+
+register_model_builder = BUILDERS.register
+
+
+@dataclass(frozen=True)
+class ModelParts:
+    """A model in memory with what its family is bound to."""
+
+    model: Any
+    tokenizer: Any
+    image_processor: Any
+
+
+def load_policy(config: ModelConfig) -> Policy:
+    """The policy that the settings describe, on the CPU, ready for a train engine to place and shard.
+
+    Raises ``ConfigError`` unless exactly one of ``path`` and ``build`` is given, or where the folder holds no model.
+    """
+    if (config.path is None) == (config.build is None):
+        raise ConfigError("a model is either loaded or built; give exactly one of model.path and model.build.")
+    dtype = getattr(torch, config.dtype)
+    if config.build is not None:
+        torch.manual_seed(config.seed)
+        parts: ModelParts = BUILDERS.build(config.build)({})
+        parts.model.to(dtype)
+    else:
+        parts = load_parts(str(config.path), dtype)
+    policy = Policy.from_parts(parts.model, parts.tokenizer, parts.image_processor, config.head_chunk)
+    return policy
+
+
+def load_parts(path: str, dtype: torch.dtype) -> ModelParts:
+    """Model, tokenizer and image processor of a folder; no processor class is used, so no torchvision is needed."""
+    if not (Path(path) / "config.json").is_file():
+        raise ConfigError(f"model.path '{path}' holds no config.json; give a folder written by save_pretrained.")
+    model = AutoModelForImageTextToText.from_pretrained(path, dtype=dtype, attn_implementation=ATTENTION)
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    if not tokenizer.chat_template:
+        tokenizer.chat_template = _processor_template(Path(path))
+    return ModelParts(model, tokenizer, AutoImageProcessor.from_pretrained(path, backend="pil"))
+
+
+def _processor_template(folder: Path) -> str | None:
+    """The chat template of models that keep it with their processor."""
+    plain, wrapped = folder / "chat_template.jinja", folder / "chat_template.json"
+    if plain.is_file():
+        return plain.read_text(encoding="utf-8")
+    if wrapped.is_file():
+        return str(json.loads(wrapped.read_text(encoding="utf-8"))["chat_template"])
+    return None
