@@ -1,0 +1,1 @@
+"""Files as lazy sequences of raw rows: one module for each container."""

@@ -1,0 +1,110 @@
+"""Pixels as models take them: upright, 8-bit RGB on white, within the limits."""
+
+from __future__ import annotations
+
+import math
+import struct
+from typing import BinaryIO
+
+import numpy as np
+from PIL import Image
+
+_ORIENTATION = 0x0112
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+_ALPHA_MODES = {"RGBA", "LA", "PA", "RGBa", "La"}
+
+
+def to_rgb(image: Image.Image) -> Image.Image:
+    """Any PIL mode as RGB: transparency lies on white, 16-bit grey is scaled (not clipped), palettes give colours.
+
+    Float pixels are read as 0..1 when none is larger, else as 0..255.
+    """
+    if image.mode == "RGB" and "transparency" not in image.info:
+        image.load()
+        return image
+    if image.mode.startswith(("I", "F")):
+        return _deep_grey(image).convert("RGB")
+    if image.mode in _ALPHA_MODES or "transparency" in image.info:
+        rgba = image.convert("RGBA")
+        ground = Image.new("RGBA", rgba.size, (255, 255, 255, 255))
+        return Image.alpha_composite(ground, rgba).convert("RGB")
+    return image.convert("RGB")
+
+
+def _deep_grey(image: Image.Image) -> Image.Image:
+    values = np.asarray(image, dtype=np.float64)
+    if image.mode == "F":
+        top = 1.0 if values.size == 0 or float(np.nanmax(values)) <= 1.0 else 255.0
+    else:
+        top = 65535.0
+    scaled = np.nan_to_num(values / top, nan=0.0, posinf=1.0, neginf=0.0)
+    return Image.fromarray((np.clip(scaled, 0.0, 1.0) * 255.0 + 0.5).astype(np.uint8))
+
+
+def limit_size(size: tuple[int, int], min_pixels: int | None, max_pixels: int | None) -> tuple[int, int]:
+    """(width, height) scaled to hold ``min_pixels <= width * height <= max_pixels``; sides keep their ratio and are at least 1."""
+    width, height = size
+    if min_pixels and width * height < min_pixels:
+        scale = math.sqrt(min_pixels / (width * height))
+        width, height = math.ceil(width * scale), math.ceil(height * scale)
+    if max_pixels and width * height > max_pixels:
+        scale = math.sqrt(max_pixels / (width * height))
+        width, height = max(1, int(width * scale)), max(1, int(height * scale))
+        if width * height > max_pixels:  # one side was floored to 1
+            width, height = min(width, max_pixels), min(height, max_pixels)
+    return width, height
+
+
+def upright_size(image: Image.Image) -> tuple[int, int]:
+    """(width, height) after the turn that the picture's EXIF asks for; reads no pixels."""
+    width, height = image.size
+    return (height, width) if orientation(image) in (5, 6, 7, 8) else (width, height)
+
+
+def upright(image: Image.Image) -> Image.Image:
+    """The picture turned as its EXIF asks; the same object when it asks for nothing."""
+    turn = _TURNS.get(orientation(image))
+    return image if turn is None else image.transpose(turn)
+
+
+def orientation(image: Image.Image) -> int:
+    """EXIF orientation, 1 to 8 (1 where none or nonsense is stated), without decoding pixels."""
+    if image.format == "PNG" and "exif" not in image.info:  # Pillow would decode the pixels to look for a late chunk
+        stream = getattr(image, "fp", None)
+        raw = None if stream is None else _late_png_exif(stream)
+        if raw is None:
+            return 1
+        exif = Image.Exif()
+        exif.load(raw)
+    else:
+        try:
+            exif = image.getexif()
+        except (ValueError, SyntaxError, KeyError, struct.error, OSError):  # a broken EXIF block turns nothing
+            return 1
+    stated = exif.get(_ORIENTATION, 1)
+    return stated if isinstance(stated, int) and 1 <= stated <= 8 else 1
+
+
+def _late_png_exif(stream: BinaryIO) -> bytes | None:
+    """The eXIf chunk of a PNG, which may stand after the pixels; skips from chunk to chunk and restores the position."""
+    place = stream.tell()
+    try:
+        stream.seek(8)
+        while len(head := stream.read(8)) == 8:
+            length, kind = struct.unpack(">I4s", head)
+            if kind == b"eXIf":
+                return b"Exif\0\0" + stream.read(length)
+            if kind == b"IEND":
+                return None
+            stream.seek(length + 4, 1)
+        return None
+    finally:
+        stream.seek(place)
