@@ -1,0 +1,181 @@
+"""The run directory: ``config.yaml``, ``metrics.jsonl``, ``samples.json``, ``summary.json``, ``report.html``, ``checkpoints/``.
+
+Whole files are written atomically: a reader, or a run killed half-way, never sees half a file.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from rlvlm.errors import DataError
+
+_PACKAGES = ("rlvlm", "torch", "transformers", "tensordict", "peft", "vllm", "sglang", "deepspeed", "flash-attn", "ray")
+
+
+@dataclass(frozen=True)
+class RunDir:
+    """Where one run keeps its files."""
+
+    path: Path
+
+    @classmethod
+    def create(cls, path: str | Path) -> RunDir:
+        """Makes the folder (and its parents) when it is not there; an existing one is gone on with."""
+        run = cls(Path(path).expanduser().absolute())
+        if run.path.exists() and not run.path.is_dir():
+            raise DataError(f"the run directory '{run.path}' is a file; choose another with run.dir.")
+        run.path.mkdir(parents=True, exist_ok=True)
+        return run
+
+    @property
+    def config(self) -> Path:
+        """The composed config, as it ran."""
+        return self.path / "config.yaml"
+
+    @property
+    def metrics(self) -> Path:
+        """One JSON object per step: ``stage``, ``step`` and the metrics."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def summary(self) -> Path:
+        """What the run achieved, in one JSON object."""
+        return self.path / "summary.json"
+
+    @property
+    def samples(self) -> Path:
+        """Sampled answers before and after; their pictures lie in ``samples/``."""
+        return self.path / "samples.json"
+
+    @property
+    def report(self) -> Path:
+        """The report, one self-contained page."""
+        return self.path / "report.html"
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of saved states."""
+        return self.path / "checkpoints"
+
+    def stage(self, name: str) -> Path:
+        """A folder of a stage's own, made when first asked for."""
+        folder = self.path / "stages" / name
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+
+def fresh_run_path(base: str | Path, name: str, now: datetime | None = None) -> Path:
+    """A path ``base/name-YYYYmmdd-HHMMSS`` that is not taken yet (``-2``, ``-3``, … after runs of the same second)."""
+    stem = f"{name}-{(now or datetime.now()):%Y%m%d-%H%M%S}"
+    candidates = (Path(base) / (stem if count == 1 else f"{stem}-{count}") for count in range(1, 10_000))
+    return next(path for path in candidates if not path.exists())
+
+
+def write_atomically(path: Path, data: str | bytes) -> None:
+    """Writes a whole file under another name beside it and then renames it over ``path``."""
+    raw = data.encode("utf-8", errors="replace") if isinstance(data, str) else data  # a model may emit lone surrogates
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(raw)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o666 & ~_umask())  # mkstemp makes files that only the owner may read
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Writes indented JSON atomically; a number that JSON can't spell (NaN, infinity) becomes null."""
+    write_atomically(path, json.dumps(plain(value), indent=2, ensure_ascii=False) + "\n")
+
+
+def plain(value: Any) -> Any:
+    """The JSON form of numbers, tensors of one element, mappings and sequences; non-finite floats become ``None``."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(entry) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(entry) for entry in value]
+    if value is None or isinstance(value, (str, bool, int)):
+        return value
+    if isinstance(value, (Path, datetime)):
+        return str(value)
+    number = float(value)
+    return number if math.isfinite(number) else None
+
+
+def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
+    """The records of a ``metrics.jsonl``; nothing when there is no file, and a last line cut short by a kill is passed over."""
+    if not path.exists():
+        return
+    lines = path.read_text(encoding="utf-8").splitlines()
+    for number, line in enumerate(lines, start=1):
+        try:
+            yield json.loads(line)
+        except json.JSONDecodeError as error:
+            if number == len(lines):
+                return
+            raise DataError(
+                f"line {number} of '{path}' is no JSON ({error.msg}); the file was changed by hand."
+            ) from error
+
+
+@dataclass
+class Summary:
+    """What ``summary.json`` holds. Accuracies are shares in 0..1; ``None`` where nothing was measured.
+
+    ``accuracy_*`` is sampled at the temperature of training, which is what RL optimises; ``greedy_*`` takes the most
+    likely token each time. ``seconds`` are totals per phase over the stage, ``train_seconds`` the wall-clock time of all
+    stages without the evaluations before and after. ``details`` is for what a pipeline has to add.
+    """
+
+    recipe: str
+    status: str = "running"
+    accuracy_before: float | None = None
+    accuracy_after: float | None = None
+    greedy_before: float | None = None
+    greedy_after: float | None = None
+    train_seconds: float = 0.0
+    seconds: dict[str, float] = field(default_factory=dict)
+    steps: int = 0
+    seed: int = 0
+    versions: dict[str, str] = field(default_factory=lambda: package_versions())
+    details: dict[str, Any] = field(default_factory=dict)
+
+    def write(self, run: RunDir) -> None:
+        """Writes ``summary.json``."""
+        write_json(run.summary, asdict(self))
+
+
+def read_summary(run: RunDir) -> dict[str, Any]:
+    """What ``summary.json`` holds; empty when there is none yet."""
+    return json.loads(run.summary.read_text(encoding="utf-8")) if run.summary.exists() else {}
+
+
+def package_versions() -> dict[str, str]:
+    """Versions of Python, of rlvlm and of the packages that decide its numbers, as far as they are installed."""
+    versions = {"python": platform.python_version(), "platform": platform.platform()}
+    for name in _PACKAGES:
+        try:
+            versions[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return versions
+
+
+def _umask() -> int:
+    mask = os.umask(0)  # the only way to read it is to set it
+    os.umask(mask)
+    return mask

@@ -1,0 +1,113 @@
+"""Answers to the same few pictures before and after training, kept for the report.
+
+``samples.json`` holds texts and token probabilities, ``samples/`` the pictures as PNG files, so that a report can be
+made again from the run directory alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from rlvlm.tracking.rundir import RunDir, write_atomically, write_json
+
+MAX_SIDE = 448
+"""Pictures are shrunk to this many pixels on the longer side: a report of a few samples stays under a few MB."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One sampled answer: its tokens as text with their probabilities, its score, and whether it counts as right."""
+
+    tokens: tuple[tuple[str, float], ...]
+    score: float | None = None
+    correct: bool | None = None
+
+    @property
+    def text(self) -> str:
+        """The answer in one piece."""
+        return "".join(token for token, _ in self.tokens)
+
+
+@dataclass
+class Sample:
+    """One question with its pictures (paths inside the run directory) and the answers of each moment (``before``, ``after``)."""
+
+    uid: str
+    question: str
+    expected: str
+    pictures: list[str] = field(default_factory=list)
+    answers: dict[str, list[Answer]] = field(default_factory=dict)
+
+
+class SampleBook:
+    """The samples of one run: filled at each moment, written whole after each."""
+
+    def __init__(self, run: RunDir) -> None:
+        self._run = run
+        self._samples = {sample.uid: sample for sample in load_samples(run)}
+
+    def add(
+        self,
+        moment: str,
+        uid: str,
+        question: str,
+        expected: str,
+        pictures: Sequence[Any],
+        answers: Sequence[Answer],
+    ) -> None:
+        """Keeps the answers that ``moment`` (``"before"``, ``"after"``) gave to prompt ``uid``.
+
+        Args:
+            pictures: PIL images, or encoded image bytes; written once per distinct picture.
+        """
+        sample = self._samples.get(uid)
+        if sample is None:
+            sample = Sample(uid, question, expected, [self._keep(picture) for picture in pictures])
+            self._samples[uid] = sample
+        sample.answers[moment] = list(answers)
+
+    def write(self) -> None:
+        """Writes ``samples.json``."""
+        write_json(self._run.samples, [asdict(sample) for sample in self._samples.values()])
+
+    def _keep(self, picture: Any) -> str:
+        raw = _png(picture)
+        path = self._run.path / "samples" / f"{hashlib.sha256(raw).hexdigest()[:16]}.png"
+        path.parent.mkdir(exist_ok=True)
+        if not path.exists():
+            write_atomically(path, raw)
+        return f"samples/{path.name}"
+
+
+def load_samples(run: RunDir) -> list[Sample]:
+    """The samples that a run directory holds; none when it has no ``samples.json``."""
+    if not run.samples.exists():
+        return []
+    return [_sample(entry) for entry in json.loads(run.samples.read_text(encoding="utf-8"))]
+
+
+def _sample(entry: Mapping[str, Any]) -> Sample:
+    answers = {
+        moment: [
+            Answer(tuple((str(text), float(prob or 0.0)) for text, prob in one["tokens"]), one["score"], one["correct"])
+            for one in listed
+        ]
+        for moment, listed in entry["answers"].items()
+    }
+    return Sample(entry["uid"], entry["question"], entry["expected"], list(entry["pictures"]), answers)
+
+
+def _png(picture: Any) -> bytes:
+    from PIL import Image  # not at the top: reading samples back needs no imaging
+
+    image = Image.open(io.BytesIO(picture)) if isinstance(picture, bytes) else picture
+    image = image.convert("RGB")
+    image.thumbnail((MAX_SIDE, MAX_SIDE))
+    buffer = io.BytesIO()
+    image.save(buffer, format="PNG")
+    return buffer.getvalue()
