@@ -209,6 +209,12 @@ class Batch:
         """A batch with entries of ``meta`` added or replaced."""
         return self._derive(meta={**self.meta, **entries})
 
+    def with_media(self, media: Sequence[Media]) -> Batch:
+        """A batch whose picture table is another one of the same length; spans point into it as before."""
+        if len(media) != len(self.media):
+            raise FieldError(f"with_media takes one picture for each of the {len(self.media)} there are, got {len(media)}.")
+        return self._derive(media=tuple(media))
+
     def select(self, *keys: Key) -> Batch:
         """Only these fields (and Python columns, by name); tables and meta stay."""
         fields = [key for key in keys if key not in self.objects]

@@ -15,9 +15,10 @@ from rlvlm.engines.train.base import TrainEngine
 from rlvlm.engines.train.batching import MicroBatch, mini_batches
 from rlvlm.models.outputs import TokenOutputs
 from rlvlm.roles.config import ActorConfig
-from rlvlm.tracking.log import MetricLog
+from rlvlm.tracking.log import MetricLog, add_shares
 
-ParityCheck = Callable[[Tensor, Batch], dict[str, Tensor]]
+Metrics = dict[str, Tensor]
+ParityCheck = Callable[[Tensor, Batch, Tensor], Metrics]
 
 
 class Actor:
@@ -54,46 +55,46 @@ class Actor:
         log = MetricLog()
         for epoch in range(self.config.epochs):
             for mini in mini_batches(batch, self.config.mini_batches, self._order(epoch)):
-                self._accumulate(mini, log)
+                fresh = not len(log)  # later steps of a batch are meant to differ from the engine
+                denominators = self.algorithm.denominators(mini)
+                parts = self._accumulate(mini, denominators, parity if fresh else no_parity)
+                log.add(add_shares(parts), weight=denominators["tokens"])
                 log.add(self.engine.step())
         metrics = log.reduced()
         self.algorithm.after_update(metrics)
         self.version += 1
         return metrics
 
-    def _accumulate(self, mini: Batch, log: MetricLog) -> None:
-        """Runs forward and backward over a mini-batch, in micro-batches whose losses add up to the mini-batch's."""
-        check = parity if not len(log) else no_parity  # later steps of a batch are meant to differ from the engine
-        denominators = self.algorithm.denominators(mini)
+    def _accumulate(self, mini: Batch, denominators: dict[str, float], check: ParityCheck) -> list[Metrics]:
+        """Forward and backward over a mini-batch, in micro-batches whose losses and metrics add up to the mini-batch's."""
         pieces = self.engine.micro_batches(mini, self.config.token_budget)
         if self.algorithm.loss_scope == "minibatch" and len(pieces) > 1:
-            self._accumulate_in_two_passes(mini, pieces, denominators, log, check)
-            return
+            return self._accumulate_in_two_passes(mini, pieces, denominators, check)
+        tokens = mini["loss_mask"].sum()
+        parts = []
         for _, micro in pieces:
             outputs = self.engine.forward(micro, grad=True)
             loss, metrics = self.algorithm.loss(outputs, micro, denominators, prox_from_logp=self.prox_from_logp)
             self.engine.backward(loss)
-            log.add(metrics, weight=micro["loss_mask"].sum())
-            log.add(check(outputs.logp, micro), weight=micro["loss_mask"].sum())
+            parts.append({**metrics, **check(outputs.logp, micro, tokens)})
+        return parts
 
     def _accumulate_in_two_passes(
-        self, mini: Batch, pieces: list[MicroBatch], denominators: dict[str, float], log: MetricLog, check: ParityCheck
-    ) -> None:
+        self, mini: Batch, pieces: list[MicroBatch], denominators: dict[str, float], check: ParityCheck
+    ) -> list[Metrics]:
         """The same for a loss that looks at the whole mini-batch at once: dL/d(outputs) first, then their backward.
 
-        The loss is not a sum over micro-batches, so a pass without gradients gathers the outputs, the gradient with
-        respect to them is taken once, and the backward of ``(output · gradient).sum()`` of each piece is exact.
+        Such a loss is no sum over micro-batches. A pass without gradients gathers the outputs, the gradient with respect
+        to them is taken once, and the backward of ``(output · gradient).sum()`` of each piece is exact.
         """
         gathered = gather_outputs(self.engine, mini, pieces)
-        gradients, metrics = self.algorithm.output_gradients(
-            gathered, mini, denominators, prox_from_logp=self.prox_from_logp
-        )
-        log.add(metrics, weight=mini["loss_mask"].sum())
-        log.add(check(gathered.logp, mini), weight=mini["loss_mask"].sum())
+        whole = self.algorithm.output_gradients(gathered, mini, denominators, prox_from_logp=self.prox_from_logp)
+        given = {name: getattr(whole, name) for name in ("logp", "entropy", "value_preds")}
         for rows, micro in pieces:
             outputs = self.engine.forward(micro, grad=True)
-            pairs = ((getattr(outputs, name), gradient) for name, gradient in gradients.items())
-            self.engine.backward(sum((output * gradient[rows]).sum() for output, gradient in pairs))
+            terms = [(getattr(outputs, name) * g[rows]).sum() for name, g in given.items() if g is not None]
+            self.engine.backward(torch.stack(terms).sum())
+        return [{**whole.metrics, **check(gathered.logp, mini, mini["loss_mask"].sum())}]
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """The policy's weights by checkpoint name, one after another."""
@@ -132,13 +133,17 @@ def gather_outputs(engine: TrainEngine, batch: Batch, pieces: list[MicroBatch]) 
     return TokenOutputs(**whole)
 
 
-def parity(logp: Tensor, batch: Batch) -> dict[str, Tensor]:
-    """How far the trainer's log-probs are from the engine's, over policy tokens: ``parity/logp_abs_diff``, mean and max."""
+def parity(logp: Tensor, batch: Batch, tokens: Tensor) -> Metrics:
+    """How far the trainer's log-probs are from the engine's, over policy tokens: ``parity/logp_abs_diff``, mean and max.
+
+    Args:
+        tokens: policy tokens of the whole mini-batch, so that the means of its micro-batches add up.
+    """
     mask = batch["loss_mask"].to(logp.device)
     gap = (logp.detach() - batch["behav_logp"].to(logp.device)).abs() * mask
-    return {"mean/parity/logp_abs_diff": gap.sum() / mask.sum().clamp(min=1), "max/parity/logp_abs_diff": gap.max()}
+    return {"mean/parity/logp_abs_diff": gap.sum() / tokens, "max/parity/logp_abs_diff": gap.max()}
 
 
-def no_parity(logp: Tensor, batch: Batch) -> dict[str, Tensor]:
+def no_parity(logp: Tensor, batch: Batch, tokens: Tensor) -> Metrics:
     """Compares nothing: the weights have moved on since the engine sampled."""
     return {}

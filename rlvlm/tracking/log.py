@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import SupportsFloat
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, SupportsFloat
 
-from rlvlm.tracking.metrics import reduce_metrics
+from rlvlm.tracking.metrics import reduce_metrics, split_key
 
 
 class MetricLog:
@@ -24,3 +25,26 @@ class MetricLog:
     def reduced(self) -> dict[str, float]:
         """One value for each key, reduced by its prefix."""
         return reduce_metrics([part for part, _ in self._parts], [weight for _, weight in self._parts])
+
+
+def add_shares(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Joins the metrics of the micro-batches of one mini-batch, whose ``mean/`` values are shares of its mean.
+
+    Shares and sums add up, ``max/`` and ``min/`` keep the extreme. Tensors stay tensors.
+    """
+    if len(parts) == 1:
+        return dict(parts[0])
+    joined: dict[str, Any] = {}
+    for part in parts:
+        for key, value in part.items():
+            joined[key] = value if key not in joined else _JOIN[split_key(key)[0]](joined[key], value)
+    return joined
+
+
+_JOIN: dict[str, Callable[[Any, Any], Any]] = {
+    "mean": operator.add,
+    "sum": operator.add,
+    "max": lambda a, b: a if float(a) >= float(b) else b,
+    "min": lambda a, b: a if float(a) <= float(b) else b,
+    "last": lambda a, b: b,
+}

@@ -45,12 +45,14 @@ class LocalEngine:
         self._policy: Policy | None = None
         self._optimizer: torch.optim.AdamW | None = None
         self._groups: list[ParameterGroup] = []
-        self._config, self._total_steps = OptimizerConfig(), 0
+        self._config, self._total_steps, self._layout = OptimizerConfig(), 0, "auto"
 
-    def prepare(self, policy: Policy, optimizer: OptimizerConfig | None, total_steps: int) -> None:
+    def prepare(
+        self, policy: Policy, optimizer: OptimizerConfig | None, total_steps: int, *, layout: str = "auto"
+    ) -> None:
         """Places the policy and then builds the optimiser on its parameters; ``None`` makes the engine inference only."""
         self._policy = policy.to(self.device)
-        self._total_steps = total_steps
+        self._total_steps, self._layout = total_steps, layout
         if optimizer is not None:
             self._config = optimizer
             self._groups = group_parameters(policy.named_parameters(), optimizer, policy.part_of)

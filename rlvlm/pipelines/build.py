@@ -1,0 +1,84 @@
+"""From the settings of a stage to its parts."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+
+from rlvlm.algorithm import Algorithm
+from rlvlm.data.loader import Loader
+from rlvlm.engines.inference.base import build_inference_engine
+from rlvlm.engines.train.base import TRAIN_ENGINES, TrainEngine
+from rlvlm.errors import ConfigError, nearest
+from rlvlm.models.policy import Policy
+from rlvlm.pipelines.config import Stage
+from rlvlm.pipelines.gates import VisionGate
+from rlvlm.pipelines.planner import Passes, plan_passes
+from rlvlm.pipelines.rlvr import RLVR
+from rlvlm.roles.actor import Actor
+from rlvlm.roles.reference import Reference
+from rlvlm.roles.reward import Reward
+from rlvlm.roles.rollout import Rollout
+
+
+def build_engine(stage: Stage, policy: Policy, *, steps: int | None) -> TrainEngine:
+    """The stage's train engine, prepared with the policy.
+
+    Args:
+        steps: optimiser steps of the whole stage, for the schedule; ``None`` makes an engine without an optimiser.
+    """
+    engine: TrainEngine = TRAIN_ENGINES.build(stage.train_engine)({})
+    engine.prepare(policy, None if steps is None else stage.actor.optimizer, steps or 0, layout=stage.model.layout)
+    return engine
+
+
+def build_rollout(stage: Stage, policy: Policy) -> Rollout:
+    """The rollout of a stage, on an engine that shares the policy's module where the engine can."""
+    return Rollout(
+        build_inference_engine(stage.inference_engine, policy=policy, shared=True), stage.rollout, seed=stage.run.seed
+    )
+
+
+def build_rlvr(stage: Stage, policy: Policy, reward: Reward, rollout: Rollout) -> tuple[RLVR, TrainEngine]:
+    """Actor, reference, algorithm and the plan of passes around a policy; returns also the actor's engine."""
+    algorithm = Algorithm(stage.algorithm)
+    per_batch = stage.actor.epochs * stage.actor.mini_batches
+    reference_policy = None if policy.has_adapter else copy.deepcopy(policy)
+    engine = build_engine(stage, policy, steps=stage.run.steps * per_batch)
+    passes = plan_passes(
+        algorithm.needs,
+        algorithm.reads_before_update,
+        optimizer_steps=per_batch,
+        dropout_active=engine.dropout_active,
+    )
+    actor = Actor(engine, algorithm, stage.actor, prox_from_logp=passes.prox_from_logp, seed=stage.run.seed)
+    gate = VisionGate(engine, stage.run.gates, stage.actor.token_budget)
+    reference = _reference(stage, passes, engine, reference_policy)
+    return RLVR(rollout, reward, actor, reference, algorithm, passes, gate), engine
+
+
+def eval_loader(stage: Stage, policy: Policy) -> Loader | None:
+    """Held-out prompts in batches of ``run.eval_batch``; ``None`` when the stage names none."""
+    if stage.data.eval is None:
+        return None
+    data = dataclasses.replace(stage.data, prompts_per_step=stage.run.eval_batch)
+    return Loader(data, policy.family, stage.run.seed, split="eval")
+
+
+def accuracy_rule(stage: Stage) -> str:
+    """The reward rule whose mean is called accuracy; raises ``ConfigError`` if the stage names another than its rules."""
+    rules = list(stage.reward.rules)
+    if not rules:
+        raise ConfigError("reward.rules is empty; name at least one rule, such as {number: 1.0}.")
+    rule = stage.run.accuracy_rule or rules[0]
+    if rule not in rules:
+        raise ConfigError(f"run.accuracy_rule is '{rule}', which is none of reward.rules{nearest(rule, rules)}.")
+    return rule
+
+
+def _reference(stage: Stage, passes: Passes, engine: TrainEngine, policy: Policy | None) -> Reference | None:
+    if not passes.ref_logp:
+        return None
+    if policy is None:  # the adapter starts at zero and nothing else trains: switched off, it is the reference
+        return Reference(engine, stage.actor.token_budget, adapter_off=True)
+    return Reference(build_engine(stage, policy, steps=None), stage.actor.token_budget)

@@ -1,0 +1,66 @@
+"""Checkpoints of a stage: written beside the last one and then renamed, so that a killed run always finds a whole one."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rlvlm.engines.train.base import TrainEngine
+from rlvlm.errors import DataError
+from rlvlm.tracking.rundir import write_json
+
+_NAME = re.compile(r"step_(\d+)$")
+
+
+class Checkpoints:
+    """The checkpoints of one stage, in folders ``step_000100``.
+
+    Args:
+        folder: where they lie.
+        keep: how many of the newest are kept.
+    """
+
+    def __init__(self, folder: Path, keep: int = 2) -> None:
+        self.folder, self.keep = folder, max(1, keep)
+
+    def steps(self) -> list[int]:
+        """The steps that have a whole checkpoint, ascending."""
+        found = (_NAME.match(path.name) for path in self.folder.glob("step_*") if (path / "state.json").exists())
+        return sorted(int(match[1]) for match in found if match)
+
+    def save(self, step: int, engine: TrainEngine, state: Mapping[str, Any]) -> Path:
+        """Writes weights, optimiser and ``state`` as of the end of ``step``, and drops the oldest beyond ``keep``.
+
+        Args:
+            state: plain JSON values: positions, versions, controllers.
+        """
+        target = self.folder / f"step_{step:06d}"
+        partial = self.folder / f".partial_{step:06d}"
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        engine.save(partial)
+        write_json(partial / "state.json", {"step": step, **state})
+        shutil.rmtree(target, ignore_errors=True)
+        partial.rename(target)
+        for old in self.steps()[: -self.keep]:
+            shutil.rmtree(self.folder / f"step_{old:06d}")
+        return target
+
+    def load_newest(self, engine: TrainEngine) -> dict[str, Any] | None:
+        """Restores weights and optimiser of the newest checkpoint and returns its state; ``None`` when there is none."""
+        steps = self.steps()
+        if not steps:
+            return None
+        newest = self.folder / f"step_{steps[-1]:06d}"
+        engine.load(newest)
+        try:
+            state: dict[str, Any] = json.loads((newest / "state.json").read_text())
+        except json.JSONDecodeError as error:
+            raise DataError(
+                f"checkpoint state '{newest / 'state.json'}' is damaged ({error}); delete that folder."
+            ) from error
+        return state

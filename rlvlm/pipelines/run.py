@@ -1,0 +1,138 @@
+"""Running a whole recipe: stage after stage, each from the weights of the one before."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rlvlm.errors import ConfigError
+from rlvlm.models.loading import load_policy
+from rlvlm.pipelines.config import Stage
+from rlvlm.pipelines.stages import PIPELINES, StageContext, StageResult
+from rlvlm.registry import load_plugins
+from rlvlm.tracking.report import write_report
+from rlvlm.tracking.rundir import RunDir, Summary, package_versions, write_json
+from rlvlm.tracking.samples import SampleBook
+
+
+def train(
+    stages: Sequence[Stage],
+    run_dir: str | Path,
+    *,
+    recipe: str = "custom",
+    config: Mapping[str, Any] | None = None,
+    show: bool = True,
+) -> dict[str, Any]:
+    """Trains a model through all stages and returns what ``summary.json`` holds.
+
+    A stage that is done already in ``run_dir`` is passed over, one that was cut off goes on from its newest checkpoint. The
+    last stage's weights lie in ``policy/`` of the run directory, as ``save_pretrained`` writes them.
+
+    Args:
+        stages: complete settings, in order.
+        run_dir: where everything goes.
+        recipe: name for the summary.
+        config: the composed recipe, for trackers.
+        show: whether progress is shown.
+    """
+    if not stages:
+        raise ConfigError("there is no stage to run; a recipe has at least one.")
+    run = RunDir.create(run_dir)
+    context = StageContext(run, config or {}, show, SampleBook(run))
+    summary = Summary(recipe=recipe, seed=stages[-1].run.seed)
+    for stage in stages:
+        load_plugins(stage.plugins)
+        torch.set_num_threads(stage.run.threads or os.cpu_count() or 1)
+        result = _run_stage(stage, context)
+        _add(summary, stage, result)
+        summary.write(run)
+    _export(run, stages[-1])
+    summary.status = "finished"
+    summary.write(run)
+    write_report(run)
+    return dataclasses.asdict(summary)
+
+
+def _run_stage(stage: Stage, context: StageContext) -> StageResult:
+    folder = context.run.stage(stage.name)
+    done = folder / "result.json"
+    if done.exists() and stage.run.resume == "auto":
+        return StageResult(**json.loads(done.read_text()))
+    stage = _initialised(stage, context.run)
+    cached = _cache_folder(stage) if stage.cache else None
+    if cached is not None and (cached / "result.json").exists():
+        shutil.copytree(cached, folder, dirs_exist_ok=True)
+        result = StageResult(**json.loads(done.read_text()))
+        result.details["cached"] = True
+    else:
+        policy = load_policy(stage.model)
+        result = PIPELINES.build(stage.pipeline)({"stage": stage, "policy": policy, "context": context})
+        policy.save_pretrained(folder / "policy")
+        write_json(done, dataclasses.asdict(result))
+        if cached is not None:
+            _keep(folder, cached)
+    write_json(done, dataclasses.asdict(result))
+    write_json(context.run.stage(stage.name).parent / "last.json", {"stage": stage.name})
+    return result
+
+
+def _initialised(stage: Stage, run: RunDir) -> Stage:
+    """The stage with the model that it starts from: its own, or the weights of the stage before."""
+    if stage.init is None:
+        return stage
+    if stage.init != "previous":
+        raise ConfigError(f"stage '{stage.name}' has init '{stage.init}'; it is 'previous' or null.")
+    last = run.stage(stage.name).parent / "last.json"
+    if not last.exists():
+        raise ConfigError(
+            f"stage '{stage.name}' starts from the previous stage, but it is the first; set init to null."
+        )
+    path = run.stage(json.loads(last.read_text())["stage"]) / "policy"
+    return dataclasses.replace(stage, model=dataclasses.replace(stage.model, path=str(path), build=None))
+
+
+def _cache_folder(stage: Stage) -> Path:
+    """Named by everything that decides the stage's weights: its settings, plug-in files and package versions."""
+    settings = json.dumps(dataclasses.asdict(stage), sort_keys=True, default=str)
+    plugins = [Path(plugin).read_text() for plugin in stage.plugins if plugin.endswith(".py")]
+    key = hashlib.sha256("\0".join([settings, *plugins, json.dumps(package_versions())]).encode()).hexdigest()[:20]
+    return Path(stage.run.dir) / ".cache" / f"{stage.name}-{key}"
+
+
+def _keep(folder: Path, cached: Path) -> None:
+    partial = cached.with_name(f".{cached.name}.{os.getpid()}")
+    shutil.copytree(folder, partial, dirs_exist_ok=True)
+    shutil.rmtree(cached, ignore_errors=True)
+    partial.rename(cached)
+
+
+def _add(summary: Summary, stage: Stage, result: StageResult) -> None:
+    for name in ("accuracy_before", "accuracy_after", "greedy_before", "greedy_after"):
+        if name in result.numbers:
+            setattr(summary, name, result.numbers[name])
+    for phase, seconds in result.seconds.items():
+        key = f"{stage.name}/{phase}"
+        summary.seconds[key] = summary.seconds.get(key, 0.0) + seconds
+    summary.train_seconds += result.train_seconds
+    summary.steps += result.steps
+    summary.details[stage.name] = {
+        "pipeline": stage.pipeline,
+        "steps": result.steps,
+        "train_seconds": result.train_seconds,
+        **{name: value for name, value in result.numbers.items() if name not in vars(summary)},
+        **result.details,
+    }
+
+
+def _export(run: RunDir, stage: Stage) -> None:
+    target = run.path / "policy"
+    shutil.rmtree(target, ignore_errors=True)
+    shutil.copytree(run.stage(stage.name) / "policy", target)

@@ -1,0 +1,211 @@
+"""Running one stage: build its parts, evaluate, train, keep the weights."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rlvlm.batch import Batch
+from rlvlm.data.loader import Loader
+from rlvlm.data.supervised import supervised_loader
+from rlvlm.models.policy import Policy
+from rlvlm.pipelines.build import accuracy_rule, build_engine, build_rlvr, build_rollout, eval_loader
+from rlvlm.pipelines.checkpoint import Checkpoints
+from rlvlm.pipelines.config import Stage
+from rlvlm.pipelines.evaluate import Evaluation, evaluate
+from rlvlm.pipelines.loop import StageLoop
+from rlvlm.pipelines.rlvr import train_rlvr
+from rlvlm.pipelines.sft import SFT, train_sft
+from rlvlm.registry import Registry
+from rlvlm.roles.reward import Reward
+from rlvlm.roles.rollout import Rollout
+from rlvlm.tracking.recorder import Recorder
+from rlvlm.tracking.rundir import RunDir
+from rlvlm.tracking.samples import Answer, SampleBook
+
+PIPELINES = Registry("pipeline", "pipelines", readable=lambda: ("stage", "policy", "context"))
+"""Functions of a stage, its policy and the run's context that train the policy and return a ``StageResult``."""
+
+register_pipeline = PIPELINES.register
+
+
+@dataclass
+class StageContext:
+    """What a stage is given of its run."""
+
+    run: RunDir
+    config: Mapping[str, Any]
+    show: bool = True
+    samples: SampleBook | None = None
+
+
+@dataclass
+class StageResult:
+    """What a stage achieved.
+
+    Attributes:
+        seconds: per phase.
+        train_seconds: wall clock of the loop, its evaluations on the way included, those before and after not.
+        numbers: measured before and after, such as ``accuracy_before``.
+        details: what the log should say of how it ran.
+    """
+
+    steps: int = 0
+    train_seconds: float = 0.0
+    seconds: dict[str, float] = field(default_factory=dict)
+    numbers: dict[str, float] = field(default_factory=dict)
+    details: dict[str, Any] = field(default_factory=dict)
+
+
+class Examiner:
+    """Evaluates a rollout on the stage's held-out prompts and keeps answers for the report."""
+
+    def __init__(self, stage: Stage, policy: Policy, rollout: Rollout, reward: Reward) -> None:
+        self.stage, self.policy, self.rollout, self.reward = stage, policy, rollout, reward
+        self.rule = accuracy_rule(stage)
+        self._loader = eval_loader(stage, policy)
+        self._prompts: list[Batch] | None = None
+
+    @property
+    def ready(self) -> bool:
+        """Whether there is anything to evaluate on."""
+        return self._loader is not None
+
+    def sampled(self, keep_rows: int = 0) -> Evaluation:
+        """One sampled answer for each prompt."""
+        return evaluate(self.rollout, self.reward, self.prompts(), rule=self.rule, greedy=False, keep_rows=keep_rows)
+
+    def greedy(self) -> Evaluation:
+        """The likeliest answer to each prompt."""
+        return evaluate(self.rollout, self.reward, self.prompts(), rule=self.rule, greedy=True)
+
+    def before_and_after(self, moment: str, samples: SampleBook | None) -> dict[str, float]:
+        """``accuracy_<moment>`` (sampled) and ``greedy_<moment>``; the first answers go into the sample book."""
+        if not self.ready:
+            return {}
+        sampled, greedy = self.sampled(self.stage.run.sample_rows), self.greedy()
+        if samples is not None:
+            for rows in sampled.rows:
+                keep_answers(samples, moment, rows, self.policy, self.rule)
+            samples.write()
+        numbers = {f"accuracy_{moment}": sampled.accuracy, f"greedy_{moment}": greedy.accuracy}
+        return {**numbers, "eval_prompts": float(sampled.prompts)}
+
+    def metrics(self) -> dict[str, float]:
+        """Of an evaluation on the way: sampled only."""
+        return self.sampled().metrics("eval/")
+
+    def prompts(self) -> list[Batch]:
+        """The held-out prompts, prepared once."""
+        if self._prompts is None:
+            assert self._loader is not None  # callers ask `ready` first
+            self._prompts = list(_first(iter(self._loader), self.stage.run.eval_prompts))
+        return self._prompts
+
+
+@register_pipeline("rlvr")
+def rlvr(stage: Stage, policy: Policy, context: StageContext) -> StageResult:
+    """Reinforcement learning with verifiable rewards."""
+    with Reward(stage.reward) as reward:
+        rollout = build_rollout(stage, policy)
+        examiner = Examiner(stage, policy, rollout, reward)
+        parts, engine = build_rlvr(stage, policy, reward, rollout)
+        loader = Loader(stage.data, policy.family, stage.run.seed)
+        with _recorder(stage, context, start=_resumed_at(stage, context)) as recorder:
+            loop = _loop(stage, context, engine, recorder, parts, examiner)
+            result = StageResult(details={"passes": parts.passes.reasons})
+            if not loop.resume(loader):
+                result.numbers.update(examiner.before_and_after("before", context.samples))
+            for name, reason in parts.passes.reasons.items():
+                recorder.note(f"{name}: {reason}")
+            _timed(result, lambda: train_rlvr(parts, loader, stage.run, loop))
+            result.steps, result.seconds = loop.step, recorder.seconds
+        loader.close()
+        result.numbers.update(examiner.before_and_after("after", context.samples))
+    return result
+
+
+@register_pipeline("sft")
+def sft(stage: Stage, policy: Policy, context: StageContext) -> StageResult:
+    """Supervised training on assistant turns; with reward rules it can stop at a sampled accuracy (``run.stop_at``)."""
+    engine = build_engine(stage, policy, steps=stage.run.steps)
+    parts = SFT(engine, stage.actor.token_budget)
+    loader = supervised_loader(stage.data, policy.family, stage.run.seed)
+    with Reward(stage.reward) as reward:
+        examiner = Examiner(stage, policy, build_rollout(stage, policy), reward) if stage.reward.rules else None
+        with _recorder(stage, context, start=_resumed_at(stage, context)) as recorder:
+            loop = _loop(stage, context, engine, recorder, parts, examiner)
+            loop.resume(loader)
+            result = StageResult()
+            _timed(result, lambda: train_sft(parts, loader, loop))
+            result.steps, result.seconds = loop.step, recorder.seconds
+    loader.close()
+    return result
+
+
+def keep_answers(samples: SampleBook, moment: str, rows: Batch, policy: Policy, rule: str) -> None:
+    """Writes each row's question, pictures and answer, with token probabilities, into the sample book."""
+    tokenizer = policy.tokenizer
+    for row in range(len(rows)):
+        prompt = rows.prompts[int(rows["group_ids"][row])]
+        mask = rows["loss_mask"][row]
+        pieces = [tokenizer.decode([token]) for token in rows["input_ids"][row][mask].tolist()]
+        chances = rows["behav_logp"][row][mask].exp().tolist()
+        score = float(rows[("scores_by_rule", rule)][row])
+        pictures = [rows.media[span.media].image for span in prompt.spans]
+        samples.add(
+            moment,
+            prompt.uid,
+            str(prompt.record.get("problem", "")),
+            str(prompt.record.get("answer", "")),
+            [picture.decode() for picture in pictures if picture is not None],
+            [Answer(tuple(zip(pieces, chances, strict=True)), score, score >= 1.0)],
+        )
+
+
+def checkpoint_folder(run: RunDir, stage: Stage) -> Path:
+    """Where a stage's checkpoints lie."""
+    return run.checkpoints / stage.name
+
+
+def _resumed_at(stage: Stage, context: StageContext) -> int:
+    steps = Checkpoints(checkpoint_folder(context.run, stage)).steps() if stage.run.resume == "auto" else []
+    return steps[-1] if steps else 0
+
+
+def _recorder(stage: Stage, context: StageContext, start: int) -> Recorder:
+    return Recorder(
+        context.run,
+        stage=stage.name,
+        total=stage.run.steps,
+        trackers=stage.run.trackers,
+        start=start,
+        config=context.config,
+        show=context.show,
+    )
+
+
+def _loop(
+    stage: Stage, context: StageContext, engine: Any, recorder: Recorder, parts: Any, examiner: Examiner | None
+) -> StageLoop:
+    checkpoints = Checkpoints(checkpoint_folder(context.run, stage), stage.run.keep)
+    measure = examiner.metrics if examiner is not None and examiner.ready else None
+    return StageLoop(stage.run, engine, recorder, checkpoints, parts, measure)
+
+
+def _timed(result: StageResult, work: Callable[[], None]) -> None:
+    start = time.perf_counter()
+    work()
+    result.train_seconds = time.perf_counter() - start
+
+
+def _first(batches: Iterator[Batch], prompts: int) -> Iterator[Batch]:
+    """Batches until they hold this many prompts; the last one is cut to fit. 0 takes all."""
+    left = prompts or float("inf")
+    for batch in itertools.takewhile(lambda _: left > 0, batches):
+        yield batch if len(batch) <= left else batch.index(list(range(int(left))))
+        left -= len(batch)
