@@ -15,7 +15,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from rlvlm.batch import Batch
+from rlvlm.errors import DataError
 from rlvlm.models.attention import grouped_sdpa
+from rlvlm.models.families.base import Family
+from rlvlm.models.rows import Rows
+from rlvlm.models.segments import Segments
+from rlvlm.models.spans import gather_pictures, span_table
 
 _FIRST_BLOCK = 32  # tokens of room that a sample starts with; doubled when it is full
 
@@ -47,6 +53,7 @@ class GenerationCache:
     ) -> None:
         self.prompts, self.samples, self.max_tokens = len(lengths), samples, max_tokens
         self.tokens = 0
+        self.position_axes: Sequence[int] = ()  # (3,) for M-RoPE
         self._width = max(lengths)
         self._layers: dict[int, _LayerCache] = {}
         self._bias: Tensor | None = None  # [P, 1, 1, Lp], -inf behind the end of a shorter prompt
@@ -60,7 +67,7 @@ class GenerationCache:
             _, heads, _, size = key.shape
             room = min(_FIRST_BLOCK, self.max_tokens)
             prompt, own = (self.prompts, heads, self._width, size), (self.prompts, heads, self.samples, room, size)
-            # zeros, since behind a prompt's end a weight of 0 meets whatever is there
+            # zeros, since behind a prompt's end a weight of 0 meets whatever stands there
             self._layers[layer] = _LayerCache(
                 key.new_zeros(prompt), value.new_zeros(prompt), key.new_empty(own), value.new_empty(own)
             )
@@ -121,40 +128,82 @@ class GenerationCache:
         cache.own_key, cache.own_value = F.pad(cache.own_key, more), F.pad(cache.own_value, more)
 
 
+@dataclass(frozen=True)
 class Prefill:
     """Layout of prompts packed into one row: each attends causally within itself and leaves its keys and values in a cache.
 
-    Args:
+    Attributes:
         cache: where they go.
         first: number of the row's first prompt in the cache.
-        lengths: tokens of each prompt in the row.
+        prompts: the prompts as segments of the row.
+        places: [T] of the row's tokens in the segments' block; ``None`` when they are in order.
     """
 
-    def __init__(
-        self, cache: GenerationCache, first: int, lengths: Sequence[int], device: torch.device | str = "cpu"
-    ) -> None:
-        self.cache, self.first, self.lengths = cache, first, list(lengths)
-        self._width = max(lengths)
-        self._slots: Tensor | None = None  # [T] places of the packed tokens in [p, Lp'], where prompts differ in length
-        if min(lengths) < self._width:
-            inside = torch.arange(self._width) < torch.tensor(self.lengths).unsqueeze(1)
-            self._slots = inside.flatten().nonzero().squeeze(1).to(device)
+    cache: GenerationCache
+    first: int
+    prompts: Segments
+    places: Tensor | None
+
+    @staticmethod
+    def of(cache: GenerationCache, first: int, lengths: Tensor) -> Prefill:
+        """The layout of prompts of these lengths [p], side by side."""
+        prompts = Segments.of(lengths, 0)
+        if prompts.index is None:
+            return Prefill(cache, first, prompts, None)
+        inside = torch.arange(prompts.length, device=lengths.device) < lengths.unsqueeze(1)
+        return Prefill(cache, first, prompts, inside.flatten().nonzero().squeeze(1))
 
     def attend(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
         """Causal attention within each prompt of a packed row [1, H, T, D]; returns [1, T, Hq, D].
 
-        Prompts are padded on the right for it, where causality alone keeps the padding out of sight.
+        Shorter prompts are filled up on the right, where causality alone keeps the filling out of sight.
         """
-        query, key, value = self._unpack(query), self._unpack(key), self._unpack(value)
+        query, key, value = (self.prompts.take(states[0].transpose(0, 1)) for states in (query, key, value))
         self.cache.store_prompts(module.layer_idx, self.first, key, value)  # type: ignore[arg-type]
-        out = grouped_sdpa(query, key, value, scaling, causal=True)
-        out = out.reshape(len(self.lengths) * self._width, *out.shape[2:])
-        return (out if self._slots is None else out[self._slots]).unsqueeze(0)
+        out = grouped_sdpa(query, key, value, scaling, causal=True).flatten(0, 1)
+        return (out if self.places is None else out.index_select(0, self.places)).unsqueeze(0)
 
-    def _unpack(self, packed: Tensor) -> Tensor:
-        """[1, H, T, D] to [p, H, Lp', D]."""
-        tokens = packed[0].transpose(0, 1)
-        if self._slots is not None:
-            padded = tokens.new_zeros(len(self.lengths) * self._width, *tokens.shape[1:])
-            tokens = padded.index_copy(0, self._slots, tokens)
-        return tokens.view(len(self.lengths), self._width, *tokens.shape[1:]).transpose(1, 2)
+
+def prefill_rows(
+    batch: Batch, groups: Sequence[int], family: Family, cache: GenerationCache, first: int
+) -> tuple[Rows, Tensor]:
+    """One packed row of prompts that fills the cache and asks for the logits of each first token; each picture once.
+
+    Args:
+        groups: which prompts of the batch's table, p of them.
+        first: number of the first of them in the cache.
+
+    Returns the row and the position [p] that comes after each prompt. Raises ``DataError`` naming the prompt whose
+    placeholders are not where its pictures are.
+    """
+    device = batch.device
+    prompts = [batch.prompts[group] for group in groups]
+    ids = torch.cat([prompt.ids for prompt in prompts])
+    lengths = torch.tensor([len(prompt.ids) for prompt in prompts], device=device)
+    ends = lengths.cumsum(0)
+    spans = span_table([prompt.spans for prompt in prompts], batch, family)
+    positions, after = family.positions(lengths, spans)
+
+    def name(number: int) -> str:
+        return f"prompt '{prompts[number].uid}'"
+
+    pictures = gather_pictures(spans, (ends - lengths)[spans.segment] + spans.offset, batch, family, False, name)
+    misplaced = (ids == family.placeholder_id).index_fill(0, pictures.slots, False)
+    misplaced[pictures.slots] = ids[pictures.slots] != family.placeholder_id
+    if bool(misplaced.any()):
+        token = int(misplaced.nonzero()[0])
+        number = int(torch.searchsorted(ends, token, right=True))
+        raise DataError(
+            f"{name(number)} has {len(prompts[number].spans)} pictures, whose spans and placeholder tokens differ at token "
+            f"{token - int(ends[number] - lengths[number])}; encode the prompt with this model's family."
+        )
+    cache.position_axes = positions.shape[:-1]
+    layout = Prefill.of(cache, first, lengths)
+    rows = Rows(ids[None], positions.unsqueeze(-2), reads=ends - 1, layout=layout, pictures=pictures)
+    return rows, after
+
+
+def decode_rows(cache: GenerationCache, ids: Tensor, positions: Tensor) -> Rows:
+    """One row for each sample, which holds its newest token ``ids`` [N] at ``positions`` [N] and asks for the next logits."""
+    positions = positions.expand(*cache.position_axes, -1).unsqueeze(-1)
+    return Rows(ids.unsqueeze(1), positions, reads=torch.arange(len(ids), device=ids.device), layout=cache)

@@ -51,7 +51,7 @@ def prefilled(
     cache = GenerationCache(lengths, samples, max_tokens)
     size = len(lengths) // pieces
     for first in range(0, len(lengths), size):
-        layout = Prefill(cache, first, lengths[first : first + size])
+        layout = Prefill.of(cache, first, torch.tensor(lengths[first : first + size]))
         for module in LAYERS:
             layout.attend(module, *reference.packed(module.layer_idx, first, first + size), SCALING)
     return cache
@@ -81,7 +81,7 @@ def generator() -> torch.Generator:
 @pytest.mark.parametrize("lengths", [[5, 5, 5], [7, 2, 4], [1, 3], [6]])
 def test_prefill_is_causal_attention_within_each_prompt(lengths, generator):
     reference = Reference(lengths, 1, generator)
-    layout = Prefill(GenerationCache(lengths, 1, 4), 0, lengths)
+    layout = Prefill.of(GenerationCache(lengths, 1, 4), 0, torch.tensor(lengths))
     for module in LAYERS:
         got = layout.attend(module, *reference.packed(module.layer_idx), SCALING)
         torch.testing.assert_close(got, reference.prompt_out(module.layer_idx), atol=2e-6, rtol=1e-5)
@@ -140,8 +140,8 @@ def test_half_precision_keeps_its_dtype_with_the_softmax_in_fp32(generator):
     reference = Reference([9, 4], 2, generator)
     exact, half = GenerationCache([9, 4], 2, 3), GenerationCache([9, 4], 2, 3)
     packed = reference.packed(0)
-    Prefill(exact, 0, [9, 4]).attend(LAYERS[0], *packed, SCALING)
-    Prefill(half, 0, [9, 4]).attend(LAYERS[0], *(part.bfloat16() for part in packed), SCALING)
+    Prefill.of(exact, 0, torch.tensor([9, 4])).attend(LAYERS[0], *packed, SCALING)
+    Prefill.of(half, 0, torch.tensor([9, 4])).attend(LAYERS[0], *(part.bfloat16() for part in packed), SCALING)
     token = heads(4, 1, generator)
     want = exact.attend(LAYERS[0], *token, SCALING)
     got = half.attend(LAYERS[0], *(part.bfloat16() for part in token), SCALING)

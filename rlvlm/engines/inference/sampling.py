@@ -30,18 +30,14 @@ def uniforms(keys: np.ndarray, start: int, stop: int) -> Tensor:
     return torch.from_numpy((bits >> np.uint64(11)).astype(np.float64) * 2.0**-53)
 
 
-def log_probs(logits: Tensor, temperature: float, banned: Tensor | None = None) -> Tensor:
-    """log softmax(logits / temperature) in fp32 over the ids that may be sampled; -inf at ``banned`` [K]. [N, V]."""
+def log_probs(logits: Tensor, temperature: float) -> Tensor:
+    """log softmax(logits / temperature) in fp32, [R, V]; ids that may not be sampled come in, and go out, as -inf."""
     scores = logits.float()
-    if temperature != 1.0:
-        scores = scores / temperature
-    if banned is not None and len(banned):
-        scores = scores.index_fill(-1, banned, float("-inf"))
-    return torch.log_softmax(scores, dim=-1)
+    return torch.log_softmax(scores if temperature == 1.0 else scores / temperature, dim=-1)
 
 
 def cut(logp: Tensor, top_k: int, top_p: float) -> Tensor:
-    """``logp`` [N, V] with -inf outside the ``top_k`` most likely ids, and of those outside the nucleus ``top_p``.
+    """``logp`` [R, V] with -inf outside the ``top_k`` most likely ids, and of those outside the nucleus ``top_p``.
 
     The nucleus is the fewest ids whose probabilities, renormalised after the first cut, add up to ``top_p``
     (Holtzman et al., https://arxiv.org/abs/1904.09751). Ids as likely as the k-th are kept with it.
@@ -58,13 +54,14 @@ def cut(logp: Tensor, top_k: int, top_p: float) -> Tensor:
 
 
 def draw(logp: Tensor, uniform: Tensor) -> Tensor:
-    """Ids [N] by inverse CDF over logp [N, V] (need not be normalised), one ``uniform`` [N] float64 for each.
+    """Ids [R, k] by inverse CDF over each row of logp [R, V] (need not be normalised), one ``uniform`` [R, k] for each.
 
-    An id of probability 0 is never drawn: the CDF is strictly above ``uniform`` times its end at the drawn id first.
+    An id of probability 0 is never drawn: the drawn id is the first whose CDF is strictly above ``uniform`` times the
+    CDF's end. Rows that are not numbers give an id all the same; whoever asks must look at its log-prob.
     """
     cdf = logp.exp().cumsum(-1, dtype=torch.float64)
-    ids = torch.searchsorted(cdf, uniform.unsqueeze(-1) * cdf[:, -1:], right=True).squeeze(-1)
-    return ids.clamp_(max=logp.shape[-1] - 1)  # only a CDF that is not finite runs past the end
+    ids = torch.searchsorted(cdf, uniform * cdf[:, -1:], right=True)
+    return ids.clamp_(max=logp.shape[-1] - 1)
 
 
 def _digest(text: str) -> int:

@@ -54,20 +54,23 @@ class StopTable:
             # each token is at least one byte of the text; the rest keeps odd decoding at the cut away from the match
             self._tail = max(len(string.encode()) for string in self._stop) + 4
 
-    def stopped(self, tokens: Tensor, responses: Tensor) -> Tensor:
-        """Which rows end with their newest token, [N] bool.
+    def stopped(self, ids: Tensor, rows: Tensor, length: int) -> Tensor:
+        """Which samples end with their newest token, [N] bool.
 
         Args:
-            tokens: [N] newest id of each row.
-            responses: [N, t] all ids of each response so far, the newest included.
+            ids: [S, T] all ids of each response.
+            rows: [N] the rows of ``ids`` that have just drawn a token.
+            length: tokens that those have drawn, the newest included.
         """
-        ended = self._ends[tokens]
+        newest = ids[rows, length - 1]
+        ended = self._ends[newest]
         if self._finishers is None:
             return ended
-        candidates = self._finishers[tokens].nonzero().squeeze(-1)
+        candidates = self._finishers[newest].nonzero().squeeze(-1)
         if not len(candidates):
             return ended
-        texts = _decode(self._tokenizer, responses[candidates, -self._tail :].tolist())
+        tails = ids[rows[candidates], max(0, length - self._tail) : length]
+        texts = _decode(self._tokenizer, tails.tolist())
         found = [any(string in text for string in self._stop) for text in texts]
         return ended.index_put((candidates,), torch.tensor(found, device=ended.device) | ended[candidates])
 

@@ -30,7 +30,7 @@ def stops_at(tokenizer, text: str | list[int], **options) -> int | None:
     ids = tokenizer(text, add_special_tokens=False)["input_ids"] if isinstance(text, str) else text
     table = StopTable(tokenizer, len(tokenizer), **options)
     for length in range(1, len(ids) + 1):
-        if table.stopped(torch.tensor([ids[length - 1]]), torch.tensor([ids[:length]]))[0]:
+        if table.stopped(torch.tensor([ids]), torch.tensor([0]), length)[0]:
             return length
     return None
 
@@ -78,12 +78,13 @@ def test_stop_ids_and_strings_are_both_heeded_row_by_row(byte_tokenizer):
     eos, (a, b) = byte_tokenizer.eos_token_id, byte_tokenizer("ab")["input_ids"]
     table = StopTable(byte_tokenizer, len(byte_tokenizer), stop_ids=[eos], stop=["ab"])
     responses = torch.tensor([[a, b], [b, a], [b, b], [a, eos]])
-    assert table.stopped(responses[:, -1], responses).tolist() == [True, False, False, True]
+    assert table.stopped(responses, torch.arange(4), 2).tolist() == [True, False, False, True]
+    assert table.stopped(responses, torch.tensor([3, 0, 1]), 1).tolist() == [False, False, False]
 
 
 def test_without_strings_no_text_is_made():
     table = StopTable(None, 8, stop_ids=[3])
-    assert table.stopped(torch.tensor([3, 2]), torch.tensor([[3], [2]])).tolist() == [True, False]
+    assert table.stopped(torch.tensor([[3], [2]]), torch.tensor([1, 0]), 1).tolist() == [False, True]
 
 
 def test_a_long_response_is_decoded_only_at_its_end(byte_tokenizer, monkeypatch):
@@ -94,9 +95,9 @@ def test_a_long_response_is_decoded_only_at_its_end(byte_tokenizer, monkeypatch)
         byte_tokenizer, "batch_decode", lambda rows, **kw: lengths.extend(map(len, rows)) or decode(rows, **kw)
     )
     ids = byte_tokenizer("x" * 300 + "END!")["input_ids"]
-    assert table.stopped(torch.tensor(ids[-1:]), torch.tensor([ids]))[0]
+    assert table.stopped(torch.tensor([ids]), torch.tensor([0]), len(ids))[0]
     assert lengths == [8]
-    assert not table.stopped(torch.tensor(ids[:1]), torch.tensor([ids[:1]]))[0]  # 'x' can't finish it: not decoded
+    assert not table.stopped(torch.tensor([ids]), torch.tensor([0]), 9)[0]  # 'x' can't finish it: not decoded
     assert lengths == [8]
 
 
