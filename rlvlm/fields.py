@@ -72,6 +72,9 @@ FIELDS: dict[str, Field] = {
         _field("temperature", "B", _F32, "Rollout", _ALWAYS, "temperature that the row was sampled at"),
         _field("advantages", "B L", _F32, "Algorithm", "algorithm.advantage", "zero where loss_mask is false"),
         _field("returns", "B L", _F32, "Algorithm", "an advantage that gives returns (gae)", "targets of the critic; zero where loss_mask is false"),
+        _field("correction_weights", "B L", _F32, "Algorithm", "algorithm.correction", "importance weights of the off-policy correction"),
+        _field("correction_mask", "B L", _BOOL, "Algorithm", "algorithm.correction", "false where the off-policy correction rejects the token"),
+        _field("group_tokens", "B", _F32, "Algorithm", "an aggregation that reads it (prompt-mean)", "tokens that count in the row's whole group"),
     )
 }  # fmt: skip
 """The table of fields, built-in and registered."""

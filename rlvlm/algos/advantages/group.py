@@ -1,0 +1,110 @@
+"""Baselines from the group: one advantage for a whole sample, spread over the tokens that the policy sampled.
+
+All take ``rewards`` [B], ``group_ids`` [B] (any group sizes, any order) and ``loss_mask`` [B, L], and give advantages
+[B, L] that are zero outside ``loss_mask``. A group with equal rewards gets exactly 0. A reward that is not finite is left
+out of its group's statistics and its sample gets 0. A group of one gets 0 (``singleton="zero"``), or its reward as if
+there were no baseline (``singleton="reward"``, as in verl).
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from rlvlm.algos.checks import check_rows_of
+from rlvlm.algos.grouping import Groups, group, one_group
+from rlvlm.algos.numerics import as_mask, whiten, wide
+from rlvlm.algos.registries import register_advantage
+
+Level = Literal["group", "batch", "none"]
+Singleton = Literal["zero", "reward"]
+
+
+@register_advantage("grpo")
+@torch.no_grad()
+def grpo(
+    rewards: Tensor,
+    group_ids: Tensor,
+    loss_mask: Tensor,
+    *,
+    mean: Level = "group",
+    std: Level = "group",
+    unbiased: bool = True,
+    eps: float = 1e-6,
+    leave_one_out: bool = False,
+    singleton: Singleton = "zero",
+    whiten_tokens: bool = False,
+) -> Tensor:
+    """Group-relative advantage ``(r - mean) / (std + eps)``.
+
+    Paper: DeepSeekMath, arXiv 2402.03300; ``std="none"`` is Dr. GRPO, arXiv 2503.20783.
+
+    Args:
+        mean: statistics that are subtracted, over the group or the batch, or nothing.
+        std: statistics that are divided by; ``none`` does not divide.
+        unbiased: divide the variance by n - 1 (else by n).
+        leave_one_out: leave the sample itself out of its mean.
+        whiten_tokens: normalise once more over the tokens of the batch (AReaL, LLaVA-OneVision-1.5-RL).
+    """
+    groups = group(rewards, group_ids)
+    advantage = _deviations(mean, rewards, groups, leave_one_out)
+    if std != "none":
+        scale = groups.std(unbiased)[groups.index] if std == "group" else one_group(rewards).std(unbiased)
+        advantage = divide_by_std(advantage, scale, eps)
+    advantage = settle_singletons(advantage, rewards, groups, singleton, 1 + eps if std == "group" else 1.0)
+    tokens = over_tokens(advantage, rewards, loss_mask)
+    return whiten(tokens, as_mask(loss_mask)) if whiten_tokens else tokens
+
+
+@register_advantage("rloo")
+@torch.no_grad()
+def rloo(rewards: Tensor, group_ids: Tensor, loss_mask: Tensor, *, singleton: Singleton = "zero") -> Tensor:
+    """Reward minus the mean reward of the *other* samples of the group.
+
+    Paper: Back to Basics, arXiv 2402.14740.
+    """
+    groups = group(rewards, group_ids)
+    advantage = groups.deviations * _leave_one_out_factor(groups)
+    advantage = settle_singletons(advantage, rewards, groups, singleton)
+    return over_tokens(advantage, rewards, loss_mask)
+
+
+def divide_by_std(advantage: Tensor, std: Tensor, eps: float) -> Tensor:
+    """``advantage / (std + eps)``, and 0 where the standard deviation is 0 even with ``eps`` 0."""
+    return torch.where(
+        std > 0, advantage / (std + eps).clamp_min(torch.finfo(std.dtype).tiny), advantage / (eps or 1.0)
+    )
+
+
+def settle_singletons(
+    advantage: Tensor, rewards: Tensor, groups: Groups, singleton: Singleton, divisor: float = 1.0
+) -> Tensor:
+    """Gives the only valid sample of a group the advantage 0, or its reward over ``divisor``."""
+    alone = wide(rewards) / divisor if singleton == "reward" else torch.zeros_like(advantage)
+    return torch.where(groups.alone, alone, advantage)
+
+
+def over_tokens(advantage: Tensor, rewards: Tensor, loss_mask: Tensor) -> Tensor:
+    """Spreads one advantage [B] over the tokens of ``loss_mask`` [B, L], in the dtype of the rewards."""
+    check_rows_of(loss_mask, rewards=rewards)
+    mask = as_mask(loss_mask)
+    dtype = rewards.dtype if rewards.dtype.is_floating_point else torch.get_default_dtype()
+    column = advantage.to(dtype).unsqueeze(-1)
+    return torch.where(mask, column, torch.zeros_like(column))
+
+
+def _deviations(level: Level, rewards: Tensor, groups: Groups, leave_one_out: bool) -> Tensor:
+    if level == "group":
+        return groups.deviations * _leave_one_out_factor(groups) if leave_one_out else groups.deviations
+    if level == "batch":
+        batch = one_group(rewards)
+        return batch.deviations * _leave_one_out_factor(batch) if leave_one_out else batch.deviations
+    exact = wide(rewards)
+    return torch.where(groups.valid, exact, torch.zeros_like(exact))
+
+
+def _leave_one_out_factor(groups: Groups) -> Tensor:
+    size = groups.size[groups.index]
+    return size / (size - 1).clamp_min(1)

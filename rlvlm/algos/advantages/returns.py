@@ -1,0 +1,91 @@
+"""Advantages from discounted returns: one for each token, carried across observation tokens.
+
+All take ``token_rewards`` [B, L] and ``loss_mask`` [B, L]; a reward outside ``loss_mask`` is not counted.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from rlvlm.algos.advantages.scan import discounted_sums
+from rlvlm.algos.checks import check_rows_of, check_token_fields
+from rlvlm.algos.numerics import as_mask, fill_masked, whiten
+from rlvlm.algos.registries import register_advantage
+from rlvlm.algos.results import AdvantageEstimate
+from rlvlm.errors import FieldError
+
+
+@register_advantage("gae")
+@torch.no_grad()
+def gae(
+    token_rewards: Tensor,
+    values: Tensor,
+    loss_mask: Tensor,
+    *,
+    gamma: float = 1.0,
+    lam: float = 1.0,
+    whiten_tokens: bool = True,
+) -> AdvantageEstimate:
+    """Generalised advantage estimation: ``A_t = δ_t + γλ A_next``, ``δ_t = r_t + γ V_next - V_t``; returns ``A + V``.
+
+    "Next" is the next policy token. Paper: arXiv 1506.02438.
+
+    Args:
+        gamma: discount.
+        lam: λ, from 0 (one step) to 1 (whole return).
+        whiten_tokens: normalise the advantages (not the returns) over the tokens of the batch.
+    """
+    check_token_fields(token_rewards=token_rewards, values=values, loss_mask=loss_mask)
+    mask = as_mask(loss_mask)
+    rewards, values = fill_masked(token_rewards, mask), fill_masked(values, mask)
+    # With Z = (1 - λ) V + λ R the recursion R_t = r_t + γ Z_next closes: Z_t = (1 - λ) V_t + λ r_t + γλ Z_next.
+    _, later = discounted_sums(torch.lerp(values, rewards, lam), mask, gamma * lam)
+    returns = fill_masked(rewards + gamma * later, mask)
+    advantages = returns - values
+    return AdvantageEstimate(whiten(advantages, mask) if whiten_tokens else advantages, returns)
+
+
+@register_advantage("reinforce_plus_plus")
+@torch.no_grad()
+def reinforce_plus_plus(
+    token_rewards: Tensor,
+    loss_mask: Tensor,
+    *,
+    gamma: float = 1.0,
+    masked: Literal["carry", "reset"] = "carry",
+) -> AdvantageEstimate:
+    """The discounted return of each token, whitened over the tokens of the batch.
+
+    Paper: REINFORCE++, arXiv 2501.03262.
+
+    Args:
+        masked: what a masked token does to the return of those before it: ``carry`` passes it on, ``reset`` cuts it off
+            (EasyR1, RLLaVA and verl up to July 2026), so that the turns before an observation see no later reward.
+    """
+    check_token_fields(token_rewards=token_rewards, loss_mask=loss_mask)
+    mask = as_mask(loss_mask)
+    returns, _ = discounted_sums(fill_masked(token_rewards, mask), mask, gamma)
+    returns = fill_masked(returns, mask)
+    return AdvantageEstimate(whiten(returns, mask), returns)
+
+
+@register_advantage("remax")
+@torch.no_grad()
+def remax(token_rewards: Tensor, greedy_rewards: Tensor, group_ids: Tensor, loss_mask: Tensor) -> AdvantageEstimate:
+    """The undiscounted return minus the reward of one greedy answer to the same prompt.
+
+    ``greedy_rewards`` [P] is looked up by ``group_ids`` [B]. Paper: ReMax, arXiv 2310.10505.
+    """
+    check_token_fields(token_rewards=token_rewards, loss_mask=loss_mask)
+    check_rows_of(loss_mask, group_ids=group_ids)
+    if greedy_rewards.dim() != 1:
+        raise FieldError(
+            f"'greedy_rewards' has shape [P], one entry for each prompt, got {list(greedy_rewards.shape)}."
+        )
+    mask = as_mask(loss_mask)
+    returns = fill_masked(token_rewards, mask).flip(-1).cumsum(-1).flip(-1)
+    advantages = returns - greedy_rewards[group_ids].unsqueeze(-1)
+    return AdvantageEstimate(fill_masked(advantages, mask), fill_masked(returns, mask))

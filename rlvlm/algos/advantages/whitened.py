@@ -1,0 +1,96 @@
+"""Group baselines that are normalised once more over the tokens of the batch.
+
+As in ``group.py``: ``rewards`` [B], ``group_ids`` [B], ``loss_mask`` [B, L] give advantages [B, L]. Whitening shifts every
+token by the batch mean, and so would give a group of equal rewards, which has no signal, a push: unless
+``equal_groups="whitened"`` (verl), such a group stays at exactly 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from rlvlm.algos.advantages.group import Singleton, divide_by_std, over_tokens, settle_singletons
+from rlvlm.algos.grouping import Groups, group
+from rlvlm.algos.numerics import as_mask, fill_masked, whiten
+from rlvlm.algos.registries import register_advantage
+from rlvlm.errors import ConfigError, nearest
+
+EqualGroups = Literal["zero", "whitened"]
+
+
+@register_advantage("reinforce_plus_plus_baseline")
+@torch.no_grad()
+def reinforce_plus_plus_baseline(
+    rewards: Tensor,
+    group_ids: Tensor,
+    loss_mask: Tensor,
+    *,
+    singleton: Singleton = "zero",
+    equal_groups: EqualGroups = "zero",
+) -> Tensor:
+    """Reward minus group mean, whitened over all tokens of the batch: long answers weigh more in mean and variance.
+
+    Paper: REINFORCE++, arXiv 2501.03262.
+    """
+    groups = group(rewards, group_ids)
+    advantage = settle_singletons(groups.deviations, rewards, groups, singleton)
+    return _whitened(advantage, rewards, loss_mask, _flat(groups, singleton) if equal_groups == "zero" else None)
+
+
+@register_advantage("gdpo")
+@torch.no_grad()
+def gdpo(
+    scores_by_rule: Mapping[str, Tensor],
+    group_ids: Tensor,
+    loss_mask: Tensor,
+    *,
+    weights: dict[str, float] | None = None,
+    divide: bool = True,
+    eps: float = 1e-6,
+    singleton: Singleton = "zero",
+    equal_groups: EqualGroups = "zero",
+) -> Tensor:
+    """GRPO's advantage of each reward rule by itself, weighted, summed and whitened: no rule drowns another.
+
+    Paper: GDPO, arXiv 2601.05242.
+
+    Args:
+        weights: the rules that count and their weights; all with weight 1 where it is null.
+        divide: divide by each rule's standard deviation in the group.
+    """
+    if not scores_by_rule:
+        raise ConfigError("gdpo normalises each reward rule by itself, and this batch has the scores of none.")
+    total, flat = torch.zeros(()), torch.ones((), dtype=torch.bool)
+    chosen = dict.fromkeys(scores_by_rule, 1.0) if weights is None else weights
+    for rule, weight in chosen.items():
+        if rule not in scores_by_rule:
+            raise ConfigError(
+                f"gdpo weighs the rule '{rule}', which this batch has not{nearest(rule, scores_by_rule)}."
+            )
+        scores = scores_by_rule[rule]
+        groups = group(scores, group_ids)
+        advantage = groups.deviations
+        if divide:
+            advantage = divide_by_std(advantage, groups.std()[groups.index], eps)
+        advantage = settle_singletons(advantage, scores, groups, singleton, 1 + eps if divide else 1.0)
+        total, flat = (
+            total.to(advantage.device) + weight * advantage,
+            flat.to(advantage.device) & _flat(groups, singleton),
+        )
+    return _whitened(total, scores, loss_mask, flat if equal_groups == "zero" else None)
+
+
+def _flat(groups: Groups, singleton: Singleton) -> Tensor:
+    """True [B] for samples whose group has no spread, and so no signal."""
+    flat = groups.spread[groups.index] == 0
+    return flat & ~groups.alone if singleton == "reward" else flat
+
+
+def _whitened(advantage: Tensor, rewards: Tensor, loss_mask: Tensor, flat: Tensor | None) -> Tensor:
+    tokens = over_tokens(advantage, rewards, loss_mask)
+    normal = whiten(tokens, as_mask(loss_mask))
+    return normal if flat is None else fill_masked(normal, ~flat.unsqueeze(-1))

@@ -1,0 +1,62 @@
+"""Aggregations: from a per-token loss [B, L] to a scalar.
+
+The denominators (``num_tokens``, ``num_sequences``, ``num_prompts``, ``group_tokens``) are counted over the whole
+mini-batch of one optimiser step, all ranks and micro-batches, before its first backward. Each function returns the share
+of the sequences that it is given, so the shares of micro-batches and ranks add up to the value of the whole mini-batch.
+A fully masked sequence adds nothing to any numerator and is not counted by any denominator; if there is nothing to
+count, the loss is 0 with a gradient of 0.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from rlvlm.algos.checks import check_positive
+from rlvlm.algos.numerics import masked_sum
+from rlvlm.algos.registries import register_aggregation
+
+
+@register_aggregation("token-mean")
+def token_mean(token_loss: Tensor, loss_mask: Tensor, num_tokens: float) -> Tensor:
+    """Mean over all tokens: every token weighs the same (DAPO, arXiv 2503.14476)."""
+    return masked_sum(token_loss, loss_mask) / max(num_tokens, 1)
+
+
+@register_aggregation("token-sum")
+def token_sum(token_loss: Tensor, loss_mask: Tensor) -> Tensor:
+    """Sum over all tokens, divided by nothing."""
+    return masked_sum(token_loss, loss_mask)
+
+
+@register_aggregation("seq-mean-token-sum")
+def seq_mean_token_sum(token_loss: Tensor, loss_mask: Tensor, num_sequences: float) -> Tensor:
+    """Sum over the tokens of a sequence, mean over sequences."""
+    return masked_sum(token_loss, loss_mask) / max(num_sequences, 1)
+
+
+@register_aggregation("seq-mean-token-mean")
+def seq_mean_token_mean(token_loss: Tensor, loss_mask: Tensor, num_sequences: float) -> Tensor:
+    """Mean over the tokens of a sequence, mean over sequences (GRPO, arXiv 2402.03300): short answers weigh more per token."""
+    per_sequence = masked_sum(token_loss, loss_mask, dim=-1) / loss_mask.sum(-1).clamp_min(1)
+    return per_sequence.sum() / max(num_sequences, 1)
+
+
+@register_aggregation("seq-mean-token-sum-norm")
+def seq_mean_token_sum_norm(
+    token_loss: Tensor, loss_mask: Tensor, num_sequences: float, *, length: float, per_sequence: bool = True
+) -> Tensor:
+    """Sum over the tokens of a sequence over a constant length, mean over sequences (Dr. GRPO, arXiv 2503.20783).
+
+    Args:
+        length: the constant, usually the longest answer allowed.
+        per_sequence: divide by the number of sequences; without it the loss is their sum (verl up to 0.8, RLLaVA).
+    """
+    check_positive("seq-mean-token-sum-norm", length=length)
+    return masked_sum(token_loss, loss_mask) / (length * (max(num_sequences, 1) if per_sequence else 1))
+
+
+@register_aggregation("prompt-mean")
+def prompt_mean(token_loss: Tensor, loss_mask: Tensor, group_tokens: Tensor, num_prompts: float) -> Tensor:
+    """Mean over all tokens of a prompt's samples, mean over prompts: a prompt with long answers weighs no more."""
+    per_sequence = masked_sum(token_loss, loss_mask, dim=-1) / group_tokens.clamp_min(1)
+    return per_sequence.sum() / max(num_prompts, 1)

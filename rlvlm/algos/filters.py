@@ -1,0 +1,77 @@
+"""Group filters (dynamic sampling): which samples to keep, as a mask [B] that is the same for all samples of a group."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from rlvlm.algos.checks import check_window
+from rlvlm.algos.grouping import group
+from rlvlm.algos.numerics import as_mask
+from rlvlm.algos.registries import register_filter
+from rlvlm.errors import ConfigError, nearest
+
+
+@register_filter("reward_spread")
+@torch.no_grad()
+def reward_spread(
+    rewards: Tensor,
+    group_ids: Tensor,
+    scores: Tensor | None = None,
+    scores_by_rule: Mapping[str, Tensor] | None = None,
+    *,
+    of: str = "rewards",
+    above: float = 0.0,
+) -> Tensor:
+    """Keeps groups whose largest and smallest reward differ by more than ``above``: only they carry a gradient (DAPO).
+
+    Args:
+        of: what is compared: ``rewards`` (after shaping), ``scores`` (before), or the name of a reward rule.
+    """
+    groups = group(_chosen(of, rewards, scores, scores_by_rule), group_ids)
+    return (groups.spread > above)[groups.index]
+
+
+@register_filter("mean_window")
+@torch.no_grad()
+def mean_window(
+    rewards: Tensor,
+    group_ids: Tensor,
+    scores: Tensor | None = None,
+    scores_by_rule: Mapping[str, Tensor] | None = None,
+    *,
+    of: str = "rewards",
+    low: float = 0.01,
+    high: float = 0.99,
+) -> Tensor:
+    """Keeps groups whose mean reward lies strictly between ``low`` and ``high`` (online filtering of EasyR1 and RLLaVA).
+
+    Args:
+        of: whose mean: ``rewards`` (after shaping), ``scores`` (before), or the name of a reward rule such as accuracy.
+    """
+    check_window("mean_window", low, high)
+    groups = group(_chosen(of, rewards, scores, scores_by_rule), group_ids)
+    mean = groups.minimum + groups.mean_shifted
+    return ((mean > low) & (mean < high) & (groups.size > 0))[groups.index]
+
+
+@register_filter("length")
+@torch.no_grad()
+def length(loss_mask: Tensor, group_ids: Tensor, *, shortest: float = 0.0, longest: float | None = None) -> Tensor:
+    """Keeps groups whose mean number of policy tokens lies in ``[shortest, longest]``; without ``longest``, from ``shortest`` on."""
+    longest = math.inf if longest is None else longest
+    check_window("length", shortest, longest)
+    groups = group(as_mask(loss_mask).sum(-1).to(torch.float32), group_ids)
+    mean = groups.minimum + groups.mean_shifted
+    return ((mean >= shortest) & (mean <= longest))[groups.index]
+
+
+def _chosen(of: str, rewards: Tensor, scores: Tensor | None, scores_by_rule: Mapping[str, Tensor] | None) -> Tensor:
+    rules = scores_by_rule or {}
+    known = {"rewards": rewards, **({} if scores is None else {"scores": scores}), **rules}
+    if of not in known:
+        raise ConfigError(f"a filter can't look at '{of}', which is no reward of this batch{nearest(of, known)}.")
+    return known[of]

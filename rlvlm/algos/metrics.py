@@ -1,0 +1,81 @@
+"""Metrics whose key says how they are reduced: ``mean/clip_fraction``, ``max/ratio``, ``min/…``, ``sum/…``.
+
+A loss gives per-token tensors. ``Algorithm.loss`` turns them into the *share* of one micro-batch: a ``mean`` is the sum over
+its tokens divided by the token count of the whole mini-batch. Shares of micro-batches and ranks therefore add up.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from rlvlm.algos.numerics import fill_masked
+from rlvlm.errors import ConfigError, nearest
+
+REDUCTIONS = ("mean", "max", "min", "sum")
+"""First part of a metric's key."""
+
+
+def reduction_of(key: str) -> str:
+    """The reduction that a metric's key carries; raises ``ConfigError`` for a key without one."""
+    head = key.split("/", 1)[0]
+    if head not in REDUCTIONS or "/" not in key:
+        raise ConfigError(
+            f"metric key '{key}' does not say how it is reduced{nearest(head, REDUCTIONS)}; write 'mean/{key}', for instance."
+        )
+    return head
+
+
+@torch.no_grad()
+def token_shares(metrics: Mapping[str, Tensor], mask: Tensor, num_tokens: float) -> dict[str, Tensor]:
+    """Reduces per-token metrics [B, L] over the mask to the share of one micro-batch; see the module's docstring."""
+    return {key: _share(reduction_of(key), value, mask, num_tokens) for key, value in metrics.items()}
+
+
+@torch.no_grad()
+def token_means(metrics: Mapping[str, Tensor], mask: Tensor) -> dict[str, Tensor]:
+    """Reduces per-token metrics [B, L] over the mask of a whole batch; a batch without tokens gives 0."""
+    count = mask.sum().clamp_min(1)
+    shares = token_shares(metrics, mask, 1)
+    reduced = {key: value / count if reduction_of(key) == "mean" else value for key, value in shares.items()}
+    return {key: torch.where(value.isfinite(), value, torch.zeros_like(value)) for key, value in reduced.items()}
+
+
+def _share(reduction: str, value: Tensor, mask: Tensor, num_tokens: float) -> Tensor:
+    value = value.to(torch.float32) if not value.dtype.is_floating_point else value
+    if value.dim() == 0:
+        return value
+    if reduction in ("max", "min"):
+        edge = -math.inf if reduction == "max" else math.inf
+        filled = fill_masked(value, mask, edge)
+        return filled.amax() if reduction == "max" else filled.amin()
+    total = fill_masked(value, mask).sum()
+    return total / max(num_tokens, 1) if reduction == "mean" else total
+
+
+def combine_micro_batches(metrics: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
+    """Metrics of one mini-batch from the shares of its micro-batches (or of its ranks): means and sums add up."""
+    return _combined(metrics, {"mean": math.fsum, "sum": math.fsum, "max": max, "min": min})
+
+
+def average_steps(metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Metrics of several optimiser steps: means are averaged, sums add up."""
+    return _combined(metrics, {"mean": _mean, "sum": math.fsum, "max": max, "min": min})
+
+
+def _combined(
+    metrics: Sequence[Mapping[str, Tensor | float]], by: Mapping[str, Callable[[list[float]], float]]
+) -> dict[str, float]:
+    columns: dict[str, list[float]] = {}
+    for entry in metrics:
+        for key, value in entry.items():
+            columns.setdefault(key, []).append(float(value))
+    return {key: by[reduction_of(key)](values) for key, values in columns.items()}
+
+
+def _mean(values: Iterable[float]) -> float:
+    listed = list(values)
+    return math.fsum(listed) / len(listed)

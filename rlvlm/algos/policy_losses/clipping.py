@@ -1,0 +1,92 @@
+"""Losses that clip the ratio between two policies.
+
+Arguments are [B, L]; so is the loss. What stands outside ``loss_mask`` is the caller's to ignore.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from rlvlm.algos.checks import check_clip, check_positive, check_token_fields
+from rlvlm.algos.numerics import exp_clamped
+from rlvlm.algos.registries import register_policy_loss
+from rlvlm.algos.results import TokenLoss
+
+
+@register_policy_loss("ppo_clip")
+def ppo_clip(
+    logp: Tensor,
+    prox_logp: Tensor,
+    advantages: Tensor,
+    *,
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+    dual_clip: float | None = None,
+) -> TokenLoss:
+    """``max(-A ρ, -A clip(ρ, 1 - low, 1 + high))`` with ``ρ = exp(logp - prox_logp)``.
+
+    Paper: PPO, arXiv 1707.06347; asymmetric clip: DAPO, arXiv 2503.14476; dual clip: arXiv 1912.09729.
+
+    Args:
+        dual_clip: bound c > 1 of the loss where the advantage is negative, ``min(loss, -A c)``.
+    """
+    check_token_fields(logp=logp, prox_logp=prox_logp, advantages=advantages)
+    return clipped_surrogate(logp - prox_logp, advantages, clip_low, clip_high, dual_clip)
+
+
+@register_policy_loss("decoupled_clip", weighs_behaviour=True)
+def decoupled_clip(
+    logp: Tensor,
+    prox_logp: Tensor,
+    behav_logp: Tensor,
+    advantages: Tensor,
+    *,
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+    dual_clip: float | None = None,
+    cap: float = 5.0,
+    over_cap: Literal["clamp", "mask"] = "clamp",
+) -> TokenLoss:
+    """The clipped loss around the proximal policy, weighted by ``w = exp(prox_logp - behav_logp)``.
+
+    Papers: AReaL, arXiv 2505.24298; decoupled PPO, arXiv 2110.00641.
+
+    Args:
+        cap: largest behaviour weight.
+        over_cap: what happens above the cap: the weight becomes the cap (``clamp``), or 0 (``mask``).
+    """
+    check_token_fields(logp=logp, prox_logp=prox_logp, behav_logp=behav_logp, advantages=advantages)
+    check_positive("decoupled_clip", cap=cap)
+    raw = exp_clamped(prox_logp.detach() - behav_logp)
+    capped = raw > cap
+    weight = raw.clamp(max=cap) if over_cap == "clamp" else raw.masked_fill(capped, 0.0)
+    clipped = clipped_surrogate(logp - prox_logp, advantages, clip_low, clip_high, dual_clip)
+    metrics = {"mean/behav_weight": raw, "max/behav_weight": raw, "mean/behav_capped": capped}
+    return TokenLoss(clipped.loss * weight, {**clipped.metrics, **metrics})
+
+
+def clipped_surrogate(
+    log_ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float, dual_clip: float | None
+) -> TokenLoss:
+    """PPO's pessimistic loss from a log-ratio [B, L], whatever the ratio is taken between."""
+    check_clip(clip_low, clip_high, dual_clip)
+    ratio = exp_clamped(log_ratio)
+    free = -advantages * ratio
+    clipped = -advantages * ratio.clamp(1 - clip_low, 1 + clip_high)
+    loss = torch.maximum(free, clipped)
+    detached = ratio.detach()
+    metrics = {
+        "mean/ratio": detached,
+        "max/ratio": detached,
+        "mean/approx_kl": -log_ratio.detach(),
+        "mean/clip_fraction": clipped.detach() > free.detach(),
+    }
+    if dual_clip is not None:
+        bound = -advantages * dual_clip
+        dual = (advantages < 0) & (loss > bound)
+        metrics["mean/dual_clip_fraction"] = dual.detach()
+        loss = torch.where(dual, bound, loss)
+    return TokenLoss(loss, metrics)

@@ -1,0 +1,40 @@
+"""A smooth gate in place of a clip."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from rlvlm.algos.checks import check_positive, check_token_fields
+from rlvlm.algos.numerics import exp_clamped
+from rlvlm.algos.registries import register_policy_loss
+from rlvlm.algos.results import TokenLoss
+
+
+@register_policy_loss("sapo")
+def sapo(
+    logp: Tensor,
+    prox_logp: Tensor,
+    advantages: Tensor,
+    *,
+    temperature_positive: float = 1.0,
+    temperature_negative: float = 1.05,
+) -> TokenLoss:
+    """``-A σ(τ (ρ - 1)) 4/τ`` with a temperature τ for each sign of the advantage; [B, L].
+
+    Paper: SAPO, arXiv 2511.20347.
+    """
+    check_token_fields(logp=logp, prox_logp=prox_logp, advantages=advantages)
+    check_positive("sapo", temperature_positive=temperature_positive, temperature_negative=temperature_negative)
+    log_ratio = logp - prox_logp
+    ratio = exp_clamped(log_ratio)
+    positive = advantages > 0
+    temperature = torch.where(positive, temperature_positive, temperature_negative).to(ratio.dtype)
+    gate = torch.sigmoid(temperature * (ratio - 1)) * (4 / temperature)
+    metrics = {
+        "mean/ratio": ratio.detach(),
+        "max/ratio": ratio.detach(),
+        "mean/approx_kl": -log_ratio.detach(),
+        "mean/gate": gate.detach(),
+    }
+    return TokenLoss(-gate * advantages, metrics)

@@ -1,0 +1,38 @@
+"""Regularisers: penalties that the Algorithm adds to the policy loss with a weight, aggregated like it.
+
+One is registered with what it acts on: ``loss`` (a penalty [B, L] added to the loss), ``reward`` (a penalty [B, L] taken
+off the token rewards before advantages, see ``shaping.py``) or ``weights`` (token weights [B, L] that multiply the
+policy loss). A user's own is a function with one of these results and ``@register_regularizer(name, acts_on=…)``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from rlvlm.algos.registries import KL_ESTIMATORS, register_regularizer
+from rlvlm.algos.results import TokenLoss
+
+
+@register_regularizer("kl_to_reference")
+class KLToReference:
+    """KL of the policy to the reference, by one of the estimators of ``kl.py``.
+
+    Args:
+        estimator: node of the KL estimator.
+    """
+
+    def __init__(self, *, estimator: Any = "k3") -> None:
+        self._estimator = KL_ESTIMATORS.build(estimator)
+
+    def __call__(self, logp: Tensor, ref_logp: Tensor) -> TokenLoss:
+        """The KL estimate of each token; metric ``mean/kl_to_reference``."""
+        estimate = self._estimator({"logp": logp, "ref_logp": ref_logp})
+        return TokenLoss(estimate, {"mean/kl_to_reference": estimate.detach()})
+
+
+@register_regularizer("entropy")
+def entropy_bonus(entropy: Tensor) -> Tensor:
+    """Minus the entropy of the policy at each token: with a positive weight it is a bonus."""
+    return -entropy
