@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from rlvlm.engines.train.base import TrainEngine
 from rlvlm.errors import DataError
-from rlvlm.tracking.rundir import write_json
 
+STATE = "state.pt"
 _NAME = re.compile(r"step_(\d+)$")
 
 
@@ -29,21 +30,21 @@ class Checkpoints:
 
     def steps(self) -> list[int]:
         """The steps that have a whole checkpoint, ascending."""
-        found = (_NAME.match(path.name) for path in self.folder.glob("step_*") if (path / "state.json").exists())
+        found = (_NAME.match(path.name) for path in self.folder.glob("step_*") if (path / STATE).exists())
         return sorted(int(match[1]) for match in found if match)
 
     def save(self, step: int, engine: TrainEngine, state: Mapping[str, Any]) -> Path:
         """Writes weights, optimiser and ``state`` as of the end of ``step``, and drops the oldest beyond ``keep``.
 
         Args:
-            state: plain JSON values: positions, versions, controllers.
+            state: plain values and tensors: positions, versions, controllers, generators.
         """
         target = self.folder / f"step_{step:06d}"
         partial = self.folder / f".partial_{step:06d}"
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
         engine.save(partial)
-        write_json(partial / "state.json", {"step": step, **state})
+        torch.save({"step": step, **state}, partial / STATE)
         shutil.rmtree(target, ignore_errors=True)
         partial.rename(target)
         for old in self.steps()[: -self.keep]:
@@ -58,9 +59,7 @@ class Checkpoints:
         newest = self.folder / f"step_{steps[-1]:06d}"
         engine.load(newest)
         try:
-            state: dict[str, Any] = json.loads((newest / "state.json").read_text())
-        except json.JSONDecodeError as error:
-            raise DataError(
-                f"checkpoint state '{newest / 'state.json'}' is damaged ({error}); delete that folder."
-            ) from error
+            state: dict[str, Any] = torch.load(newest / STATE, weights_only=True)
+        except (RuntimeError, EOFError, OSError) as error:
+            raise DataError(f"checkpoint state '{newest / STATE}' is damaged ({error}); delete that folder.") from error
         return state

@@ -17,7 +17,7 @@ class Stateful(Protocol):
     """Anything with a position to save."""
 
     def state_dict(self) -> dict[str, Any]:
-        """The state, in plain JSON values."""
+        """The state, in plain values and tensors."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores it."""

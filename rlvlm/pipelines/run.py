@@ -18,6 +18,7 @@ from rlvlm.models.loading import load_policy
 from rlvlm.pipelines.config import Stage
 from rlvlm.pipelines.stages import PIPELINES, StageContext, StageResult
 from rlvlm.registry import load_plugins
+from rlvlm.tracking.recorder import Recorder
 from rlvlm.tracking.report import write_report
 from rlvlm.tracking.rundir import RunDir, Summary, package_versions, write_json
 from rlvlm.tracking.samples import SampleBook
@@ -46,14 +47,15 @@ def train(
     if not stages:
         raise ConfigError("there is no stage to run; a recipe has at least one.")
     run = RunDir.create(run_dir)
-    context = StageContext(run, config or {}, show, SampleBook(run))
     summary = Summary(recipe=recipe, seed=stages[-1].run.seed)
     for stage in stages:
         load_plugins(stage.plugins)
-        torch.set_num_threads(stage.run.threads or os.cpu_count() or 1)
-        result = _run_stage(stage, context)
-        _add(summary, stage, result)
-        summary.write(run)
+    with Recorder(run, trackers=stages[-1].run.trackers, run_name=recipe, config=config, show=show) as recorder:
+        context = StageContext(run, recorder, SampleBook(run))
+        for stage in stages:
+            torch.set_num_threads(stage.run.threads or os.cpu_count() or 1)
+            _add(summary, stage, _run_stage(stage, context))
+            summary.write(run)
     _export(run, stages[-1])
     summary.status = "finished"
     summary.write(run)
@@ -69,16 +71,15 @@ def _run_stage(stage: Stage, context: StageContext) -> StageResult:
     stage = _initialised(stage, context.run)
     cached = _cache_folder(stage) if stage.cache else None
     if cached is not None and (cached / "result.json").exists():
-        shutil.copytree(cached, folder, dirs_exist_ok=True)
-        result = StageResult(**json.loads(done.read_text()))
+        shutil.copytree(cached / "policy", folder / "policy", dirs_exist_ok=True)
+        result = StageResult(**json.loads((cached / "result.json").read_text()))
         result.details["cached"] = True
     else:
         policy = load_policy(stage.model)
         result = PIPELINES.build(stage.pipeline)({"stage": stage, "policy": policy, "context": context})
         policy.save_pretrained(folder / "policy")
-        write_json(done, dataclasses.asdict(result))
         if cached is not None:
-            _keep(folder, cached)
+            _keep(folder, cached, result)
     write_json(done, dataclasses.asdict(result))
     write_json(context.run.stage(stage.name).parent / "last.json", {"stage": stage.name})
     return result
@@ -101,15 +102,19 @@ def _initialised(stage: Stage, run: RunDir) -> Stage:
 
 def _cache_folder(stage: Stage) -> Path:
     """Named by everything that decides the stage's weights: its settings, plug-in files and package versions."""
-    settings = json.dumps(dataclasses.asdict(stage), sort_keys=True, default=str)
+    decisive = dataclasses.asdict(stage)
+    for name in ("name", "dir", "trackers", "keep", "save_every", "resume", "sample_rows"):
+        del decisive["run"][name]
+    settings = json.dumps(decisive, sort_keys=True, default=str)
     plugins = [Path(plugin).read_text() for plugin in stage.plugins if plugin.endswith(".py")]
     key = hashlib.sha256("\0".join([settings, *plugins, json.dumps(package_versions())]).encode()).hexdigest()[:20]
     return Path(stage.run.dir) / ".cache" / f"{stage.name}-{key}"
 
 
-def _keep(folder: Path, cached: Path) -> None:
+def _keep(folder: Path, cached: Path, result: StageResult) -> None:
     partial = cached.with_name(f".{cached.name}.{os.getpid()}")
-    shutil.copytree(folder, partial, dirs_exist_ok=True)
+    shutil.copytree(folder / "policy", partial / "policy", dirs_exist_ok=True)
+    write_json(partial / "result.json", dataclasses.asdict(result))
     shutil.rmtree(cached, ignore_errors=True)
     partial.rename(cached)
 

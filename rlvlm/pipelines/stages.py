@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-import itertools
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from rlvlm.batch import Batch
 from rlvlm.data.loader import Loader
 from rlvlm.data.supervised import supervised_loader
+from rlvlm.engines.train.base import TrainEngine
 from rlvlm.models.policy import Policy
 from rlvlm.pipelines.build import accuracy_rule, build_engine, build_rlvr, build_rollout, eval_loader
 from rlvlm.pipelines.checkpoint import Checkpoints
 from rlvlm.pipelines.config import Stage
 from rlvlm.pipelines.evaluate import Evaluation, evaluate
-from rlvlm.pipelines.loop import StageLoop
+from rlvlm.pipelines.loop import StageLoop, Stateful
 from rlvlm.pipelines.rlvr import train_rlvr
 from rlvlm.pipelines.sft import SFT, train_sft
 from rlvlm.registry import Registry
@@ -38,9 +40,8 @@ class StageContext:
     """What a stage is given of its run."""
 
     run: RunDir
-    config: Mapping[str, Any]
-    show: bool = True
-    samples: SampleBook | None = None
+    recorder: Recorder
+    samples: SampleBook
 
 
 @dataclass
@@ -83,15 +84,14 @@ class Examiner:
         """The likeliest answer to each prompt."""
         return evaluate(self.rollout, self.reward, self.prompts(), rule=self.rule, greedy=True)
 
-    def before_and_after(self, moment: str, samples: SampleBook | None) -> dict[str, float]:
+    def before_and_after(self, moment: str, samples: SampleBook) -> dict[str, float]:
         """``accuracy_<moment>`` (sampled) and ``greedy_<moment>``; the first answers go into the sample book."""
         if not self.ready:
             return {}
         sampled, greedy = self.sampled(self.stage.run.sample_rows), self.greedy()
-        if samples is not None:
-            for rows in sampled.rows:
-                keep_answers(samples, moment, rows, self.policy, self.rule)
-            samples.write()
+        for rows in sampled.rows:
+            keep_answers(samples, moment, rows, self.policy, self.rule)
+        samples.write()
         numbers = {f"accuracy_{moment}": sampled.accuracy, f"greedy_{moment}": greedy.accuracy}
         return {**numbers, "eval_prompts": float(sampled.prompts)}
 
@@ -103,7 +103,7 @@ class Examiner:
         """The held-out prompts, prepared once."""
         if self._prompts is None:
             assert self._loader is not None  # callers ask `ready` first
-            self._prompts = list(_first(iter(self._loader), self.stage.run.eval_prompts))
+            self._prompts = list(_first(self._loader, self.stage.run.eval_prompts))
         return self._prompts
 
 
@@ -115,15 +115,14 @@ def rlvr(stage: Stage, policy: Policy, context: StageContext) -> StageResult:
         examiner = Examiner(stage, policy, rollout, reward)
         parts, engine = build_rlvr(stage, policy, reward, rollout)
         loader = Loader(stage.data, policy.family, stage.run.seed)
-        with _recorder(stage, context, start=_resumed_at(stage, context)) as recorder:
-            loop = _loop(stage, context, engine, recorder, parts, examiner)
-            result = StageResult(details={"passes": parts.passes.reasons})
-            if not loop.resume(loader):
-                result.numbers.update(examiner.before_and_after("before", context.samples))
-            for name, reason in parts.passes.reasons.items():
-                recorder.note(f"{name}: {reason}")
-            _timed(result, lambda: train_rlvr(parts, loader, stage.run, loop))
-            result.steps, result.seconds = loop.step, recorder.seconds
+        loop = _loop(stage, context, engine, parts, examiner)
+        result = StageResult(details={"passes": parts.passes.reasons})
+        if not loop.resume(loader):
+            result.numbers.update(examiner.before_and_after("before", context.samples))
+        for name, reason in parts.passes.reasons.items():
+            context.recorder.note(f"{name}: {reason}")
+        _timed(result, lambda: train_rlvr(parts, loader, stage.run, loop))
+        result.steps, result.seconds = loop.step, context.recorder.seconds
         loader.close()
         result.numbers.update(examiner.before_and_after("after", context.samples))
     return result
@@ -137,12 +136,11 @@ def sft(stage: Stage, policy: Policy, context: StageContext) -> StageResult:
     loader = supervised_loader(stage.data, policy.family, stage.run.seed)
     with Reward(stage.reward) as reward:
         examiner = Examiner(stage, policy, build_rollout(stage, policy), reward) if stage.reward.rules else None
-        with _recorder(stage, context, start=_resumed_at(stage, context)) as recorder:
-            loop = _loop(stage, context, engine, recorder, parts, examiner)
-            loop.resume(loader)
-            result = StageResult()
-            _timed(result, lambda: train_sft(parts, loader, loop))
-            result.steps, result.seconds = loop.step, recorder.seconds
+        loop = _loop(stage, context, engine, parts, examiner)
+        loop.resume(loader)
+        result = StageResult()
+        _timed(result, lambda: train_sft(parts, loader, loop))
+        result.steps, result.seconds = loop.step, context.recorder.seconds
     loader.close()
     return result
 
@@ -172,29 +170,14 @@ def checkpoint_folder(run: RunDir, stage: Stage) -> Path:
     return run.checkpoints / stage.name
 
 
-def _resumed_at(stage: Stage, context: StageContext) -> int:
-    steps = Checkpoints(checkpoint_folder(context.run, stage)).steps() if stage.run.resume == "auto" else []
-    return steps[-1] if steps else 0
-
-
-def _recorder(stage: Stage, context: StageContext, start: int) -> Recorder:
-    return Recorder(
-        context.run,
-        stage=stage.name,
-        total=stage.run.steps,
-        trackers=stage.run.trackers,
-        start=start,
-        config=context.config,
-        show=context.show,
-    )
-
-
 def _loop(
-    stage: Stage, context: StageContext, engine: Any, recorder: Recorder, parts: Any, examiner: Examiner | None
+    stage: Stage, context: StageContext, engine: TrainEngine, parts: Stateful, examiner: Examiner | None
 ) -> StageLoop:
     checkpoints = Checkpoints(checkpoint_folder(context.run, stage), stage.run.keep)
+    done = checkpoints.steps() if stage.run.resume == "auto" else []
+    context.recorder.begin(stage.name, total=stage.run.steps, start=done[-1] if done else 0)
     measure = examiner.metrics if examiner is not None and examiner.ready else None
-    return StageLoop(stage.run, engine, recorder, checkpoints, parts, measure)
+    return StageLoop(stage.run, engine, context.recorder, checkpoints, parts, measure)
 
 
 def _timed(result: StageResult, work: Callable[[], None]) -> None:
@@ -203,9 +186,12 @@ def _timed(result: StageResult, work: Callable[[], None]) -> None:
     result.train_seconds = time.perf_counter() - start
 
 
-def _first(batches: Iterator[Batch], prompts: int) -> Iterator[Batch]:
-    """Batches until they hold this many prompts; the last one is cut to fit. 0 takes all."""
-    left = prompts or float("inf")
-    for batch in itertools.takewhile(lambda _: left > 0, batches):
-        yield batch if len(batch) <= left else batch.index(list(range(int(left))))
-        left -= len(batch)
+def _first(batches: Iterable[Batch], prompts: int) -> Iterator[Batch]:
+    """Batches until they hold this many prompts, the last one cut to fit; 0 takes all."""
+    taken = 0
+    for batch in batches:
+        room = prompts - taken if prompts else len(batch)
+        yield batch if len(batch) <= room else batch.index(torch.arange(room))
+        taken += len(batch)
+        if prompts and taken >= prompts:
+            return
