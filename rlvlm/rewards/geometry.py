@@ -1,0 +1,195 @@
+"""Boxes and points: reading them from text and records, coordinate spaces, IoU and matching."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from rlvlm.errors import RewardError
+from rlvlm.rewards.extract import fenced_blocks
+from rlvlm.rewards.text import plain
+
+Space = Literal["pixel", "norm1", "norm100", "norm1000", "resized"]
+"""Units of coordinates: pixels of the picture as the record has it, 0..1, 0..100, 0..1000, or pixels as the model sees it."""
+BoxFormat = Literal["xyxy", "xywh"]
+
+MAX_CHARS = 100_000
+"""A longer answer holds no boxes."""
+MAX_SHAPES = 300
+"""More boxes or points than this are no answer."""
+
+_NORMAL = {"norm1": 1.0, "norm100": 100.0, "norm1000": 1000.0}
+_KEYS = {4: ("bbox_2d", "bbox", "box_2d", "box"), 2: ("point_2d", "point", "coordinate", "click")}
+_NUMBER = r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?"
+_TUPLE = re.compile(rf"[\[(]\s*({_NUMBER}(?:\s*[,\s]\s*{_NUMBER})*)\s*[\])]")
+_BARE = re.compile(rf"\s*{_NUMBER}(?:\s*[,\s]\s*{_NUMBER})*\s*")
+_VALUE = re.compile(_NUMBER)
+_XML_POINT = re.compile(rf'<point\s+x="\s*({_NUMBER})\s*"\s+y="\s*({_NUMBER})\s*"')
+
+
+def read_shapes(text: str, size: int) -> list[tuple[float, ...]]:
+    """Boxes (``size`` 4) or points (``size`` 2) that an answer states: JSON, ``bbox_2d`` objects, lists, or bare numbers.
+
+    Shapes with a coordinate that is not finite are left out, and so are repetitions.
+    """
+    if len(text) > MAX_CHARS:
+        return []
+    text = plain(text) if "```" not in text else text
+    blocks = [content for language, content in fenced_blocks(text) if language in ("", "json")]
+    for source in (*blocks, text):
+        try:
+            found = shapes_in(json.loads(source), size)
+        except (ValueError, RecursionError):  # not JSON, or nested beyond what a box can need
+            continue
+        if found:
+            return found
+    return _distinct(_scan(text, size))
+
+
+def shapes_in(value: Any, size: int) -> list[tuple[float, ...]]:
+    """Boxes or points in parsed JSON, or in a record's column; raises ``RecursionError`` for a deep one."""
+    return _distinct(_walk(value, size))
+
+
+def _walk(value: Any, size: int) -> Iterable[Any]:
+    if isinstance(value, Mapping):
+        keys = [key for key in _KEYS[size] if key in value]
+        if keys:
+            yield from _walk(value[keys[0]], size)
+        elif size == 2 and "x" in value and "y" in value:
+            yield (value["x"], value["y"])
+        else:
+            for inner in value.values():
+                if isinstance(inner, (Mapping, list, tuple)):
+                    yield from _walk(inner, size)
+    elif isinstance(value, (list, tuple, np.ndarray)):
+        if len(value) == size and all(
+            isinstance(part, (int, float, np.number)) and not isinstance(part, bool) for part in value
+        ):
+            yield value
+        elif (
+            size == 4 and len(value) == 2 and all(isinstance(part, (list, tuple)) and len(part) == 2 for part in value)
+        ):
+            yield [*value[0], *value[1]]
+        else:
+            for inner in value:
+                if isinstance(inner, (Mapping, list, tuple, np.ndarray)):
+                    yield from _walk(inner, size)
+
+
+def _scan(text: str, size: int) -> Iterable[Sequence[Any]]:
+    """Lists of exactly ``size`` numbers in running text; for boxes also pairs of points, as Qwen2-VL writes them."""
+    lists = [(match.start(), match.end(), _VALUE.findall(match[1])) for match in _TUPLE.finditer(text)]
+    if size == 2:
+        yield from ((match[1], match[2]) for match in _XML_POINT.finditer(text))
+    wanted = [values for _, _, values in lists if len(values) == size]
+    if wanted:
+        yield from wanted
+        return
+    if size == 4:
+        position = 0
+        while position + 1 < len(lists):
+            (_, end, first), (start, _, second) = lists[position], lists[position + 1]
+            paired = len(first) == len(second) == 2 and not text[end:start].strip(" ,\n")
+            if paired:
+                yield [*first, *second]
+            position += 2 if paired else 1
+    if not lists and _BARE.fullmatch(text) and len(values := _VALUE.findall(text)) == size:
+        yield values
+
+
+def _distinct(shapes: Iterable[Any]) -> list[tuple[float, ...]]:
+    kept: dict[tuple[float, ...], None] = {}
+    for shape in shapes:
+        try:
+            values = tuple(float(value) for value in shape)
+        except (OverflowError, TypeError, ValueError):  # an integer beyond float, or nested where numbers belong
+            continue
+        if all(math.isfinite(value) for value in values):
+            kept[values] = None
+        if len(kept) > MAX_SHAPES:
+            return []
+    return list(kept)
+
+
+def read_gold(answer: Any, size: int) -> list[tuple[float, ...]]:
+    """The record's gold boxes or points, given as numbers or as text; none raises ``RewardError``."""
+    if isinstance(answer, str):
+        found = read_shapes(answer, size)
+    elif isinstance(answer, (list, tuple)) and any(isinstance(part, str) for part in answer):
+        found = _distinct(
+            shape for part in answer for shape in (read_shapes(part, size) if isinstance(part, str) else [part])
+        )
+    else:
+        found = shapes_in(answer, size)
+    if not found:
+        what = "box of four numbers" if size == 4 else "point of two numbers"
+        raise RewardError(f"the record's gold answer {str(answer)[:80]!r} holds no {what}; mend the record.")
+    return found
+
+
+def to_unit(shapes: Sequence[Sequence[float]], space: Space, sizes: Mapping[str, Any]) -> np.ndarray:
+    """Coordinates as shares of width and height, [n, 2k], from any space.
+
+    Args:
+        sizes: ``pixel`` and ``resized``, the sizes (width, height) that those spaces need.
+
+    Raises ``RewardError`` when a needed size is unknown.
+    """
+    values = np.asarray(shapes, dtype=np.float64)
+    if space in _NORMAL:
+        return values / _NORMAL[space]
+    size = sizes.get(space)
+    if size is None or len(size) != 2 or min(size) <= 0:
+        column = "image_size" if space == "pixel" else "resized_size"
+        raise RewardError(
+            f"coordinates in '{space}' units need '{column}' (width, height) to be converted, got {size!r}."
+        )
+    return values / np.tile(np.asarray(size, dtype=np.float64), values.shape[1] // 2)
+
+
+def corners(boxes: np.ndarray, form: BoxFormat) -> np.ndarray:
+    """Boxes [n, 4] as x1, y1, x2, y2."""
+    return boxes if form == "xyxy" else np.concatenate([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], axis=1)
+
+
+def iou(boxes: np.ndarray, others: np.ndarray, *, generalised: bool = False) -> np.ndarray:
+    """IoU of every pair, [n, m], in 0..1; with ``generalised`` GIoU moved to 0..1 as (1 + GIoU) / 2.
+
+    A box that is empty, turned round or beyond floating point overlaps nothing. Source: Rezatofighi et al. 2019 (1902.09630).
+    """
+    with np.errstate(all="ignore"):
+        area, other_area = _areas(boxes), _areas(others)
+        low = np.maximum(boxes[:, None, :2], others[None, :, :2])
+        high = np.minimum(boxes[:, None, 2:], others[None, :, 2:])
+        inner = np.clip(high - low, 0, None).prod(axis=2)
+        union = area[:, None] + other_area[None, :] - inner
+        ratio = inner / union
+        if generalised:
+            hull = (
+                np.maximum(boxes[:, None, 2:], others[None, :, 2:])
+                - np.minimum(boxes[:, None, :2], others[None, :, :2])
+            ).prod(axis=2)
+            ratio = (1 + ratio - (hull - union) / hull) / 2
+        valid = (area > 0)[:, None] & (other_area > 0)[None, :] & np.isfinite(ratio)
+    return np.where(valid, np.clip(np.where(valid, ratio, 0.0), 0.0, 1.0), 0.0)
+
+
+def _areas(boxes: np.ndarray) -> np.ndarray:
+    """Areas [n]; 0 for a box that is empty, turned round, or not finite."""
+    sides = boxes[:, 2:] - boxes[:, :2]
+    area = np.where((sides > 0).all(axis=1), sides.prod(axis=1), 0.0)
+    return np.where(np.isfinite(area), area, 0.0)
+
+
+def best_pairs(scores: np.ndarray) -> float:
+    """Sum over the pairs of the best one-to-one matching of rows and columns."""
+    from scipy.optimize import linear_sum_assignment
+
+    rows, columns = linear_sum_assignment(scores, maximize=True)
+    return float(scores[rows, columns].sum())

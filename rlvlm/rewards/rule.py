@@ -1,0 +1,48 @@
+"""The registry of reward rules and the names that a rule may read.
+
+A rule is a function (or a class, for what is loaded once) from what it reads to a float, or to
+``{"score": float, "detail": {…}}``. It reads the names below and the record's columns, by parameter name.
+"""
+
+from __future__ import annotations
+
+from rlvlm.registry import Registry
+
+INJECTED: dict[str, str] = {
+    "completion": "the completion as text, whole",
+    "answer_text": "the answer, found outside thinking; '' when there is none or several differ",
+    "candidates": "the marked answers outside thinking, each once",
+    "n_candidates": "how many there are",
+    "visible_text": "the text outside thinking",
+    "unmarked_text": "the text outside thinking when nothing in it is marked, else ''",
+    "think_prefilled": "whether the prompt ends with an opened <think>",
+    "response_length": "tokens of the completion",
+    "max_length": "token limit of a completion",
+    "truncated": "whether the completion stopped by length",
+}
+"""Names that the library fills in; a record column of the same name is an error."""
+
+DERIVED: dict[str, str] = {
+    "images": "handles of the record's pictures (decode() gives a PIL image)",
+    "image_size": "(width, height) of the first picture as the record has it",
+    "resized_size": "(width, height) of the first picture as the model sees it",
+}
+"""Names that are filled in from the record's pictures where the record has no column of that name."""
+
+_RULES = ("format", "number", "multiple_choice", "boolean", "string", "bbox")
+
+REWARDS = Registry(
+    "reward",
+    "rewards",
+    builtins=tuple(f"rlvlm.rewards.{module}" for module in _RULES),
+    traits={"batched": False, "isolated": None, "range": (0.0, 1.0), "example": None, "extra": None},
+)
+"""Traits of a rule:
+
+- ``batched``: it takes columns and gives a list; a ``RewardError`` in place of a score fails that row alone.
+- ``isolated``: it runs in the pool of processes (``True``) or in this process (``False``); ``None`` means the pool for a
+  function that a fresh process can import, and otherwise a thread with a deadline.
+- ``range``: of its scores. ``example``: for the documentation. ``extra``: the package extra that it needs.
+"""
+
+register_reward = REWARDS.register

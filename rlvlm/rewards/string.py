@@ -1,0 +1,55 @@
+"""``string`` and ``critic``: text that must match, normalised or to the letter."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rlvlm.errors import RewardError
+from rlvlm.rewards.rule import register_reward
+from rlvlm.rewards.text import folded, golds_of, plain
+
+_EDGES = " \t\r\n.,;:!?\"'()[]"
+
+
+@register_reward(
+    "string",
+    isolated=False,
+    example={"completion": "<answer>Painted wolf.</answer>", "answer": ["painted wolf", "African wild dog"]},
+)
+def string(answer_text: str, unmarked_text: str, answer: Any, *, case_sensitive: bool = False) -> float:
+    """1 when the answer is the gold text (or any of several), else 0; part of it is not enough, and a blank never matches.
+
+    Width, white space, TeX and Markdown wrappers and punctuation at the ends do not matter.
+
+    Args:
+        case_sensitive: whether upper and lower case differ.
+    """
+    text = _normalised(answer_text or unmarked_text, case_sensitive)
+    if not text:
+        return 0.0
+    return float(any(text == _normalised(gold, case_sensitive) for gold in golds_of(answer)))
+
+
+def _normalised(text: str, case_sensitive: bool) -> str:
+    text = plain(text)
+    text = " ".join(text.split()) if case_sensitive else folded(text)
+    return text.strip(_EDGES) or text  # a gold of nothing but punctuation stays as it is
+
+
+@register_reward(
+    "critic", isolated=False, example={"completion": "<answer>Response 2</answer>", "answer": "Response 2"}
+)
+def critic(answer_text: str, unmarked_text: str, answer: Any, *, verdicts: list[str] | None = None) -> float:
+    """1 when the verdict is the gold verdict to the letter, white space at the ends aside, else 0.
+
+    Args:
+        verdicts: the verdicts that exist; a gold outside them raises ``RewardError``.
+    """
+    text = (answer_text or unmarked_text).strip()
+    golds = [gold.strip() for gold in golds_of(answer)] if text else []
+    for gold in golds:
+        if verdicts is not None and gold not in verdicts:
+            raise RewardError(
+                f"the record's gold verdict {gold[:80]!r} is none of {verdicts}; mend the record or the option 'verdicts'."
+            )
+    return float(text in golds)

@@ -1,0 +1,62 @@
+"""Plain forms of answer text that several rules share: full-width characters, signs, TeX and Markdown wrappers."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterable
+from typing import Any
+
+from rlvlm.errors import RewardError
+
+_TABLE: dict[int, int | str | None] = {
+    code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)
+}  # full-width forms to ASCII
+_TABLE.update({ord(char): "-" for char in "−‐‑‒–—﹣－"})
+_TABLE.update(
+    {ord(char): " " for char in "\u00a0\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u3000"}
+)
+_TABLE.update({ord(char): None for char in "\u200b\u200c\u200d\u2060\ufeff"})
+_TABLE.update({ord(char): "'" for char in "‘’"} | {ord(char): '"' for char in "“”"} | {ord("。"): "."})
+_WRAPPER = re.compile(
+    r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mathit|mathsf|operatorname|mbox|rm|bf)\s*\{([^{}]*)\}"
+)
+_TEX_SPACE = re.compile(r"\\[,;:! ]|\\quad|\\qquad|~")
+_MATH_MARKS = re.compile(r"\$|\\\(|\\\)|\\\[|\\\]")
+_MARKDOWN = re.compile(r"\*\*|__|`")
+
+
+def plain(text: str) -> str:
+    """The text with full-width characters as ASCII, one minus sign, and TeX and Markdown wrappers taken off; stripped."""
+    if text.isascii() and text.isalnum():
+        return text
+    text = text.translate(_TABLE)
+    if "\\" in text or "$" in text:
+        text = _MATH_MARKS.sub("", text)
+        for _ in range(3):  # wrappers nest a little: \textbf{\text{B}}
+            text, count = _WRAPPER.subn(r"\1", text)
+            if not count:
+                break
+        text = _TEX_SPACE.sub(" ", text).replace("\\%", "%")
+    return _MARKDOWN.sub("", text).strip()
+
+
+def folded(text: str) -> str:
+    """For comparing text: composed Unicode, lower case, white space collapsed and stripped."""
+    return " ".join(unicodedata.normalize("NFC", text).casefold().split())
+
+
+def golds_of(answer: Any) -> list[str]:
+    """The gold answers of a record as text: one, or a list of which any is right. An empty one raises ``RewardError``."""
+    if isinstance(answer, str):
+        golds = [answer]
+    elif isinstance(answer, Iterable) and not isinstance(answer, (bytes, dict)):
+        golds = [str(gold) for gold in answer if gold is not None]
+    else:
+        golds = [] if answer is None else [str(answer)]
+    golds = [gold for gold in golds if gold.strip()]
+    if not golds:
+        raise RewardError(
+            f"the record's gold answer is empty ({answer!r}); give every record an answer, or filter it out."
+        )
+    return golds
