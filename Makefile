@@ -1,0 +1,49 @@
+# Each target sets up what it needs, so that each is one command on a fresh machine.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+NAME ?=
+
+# Spinning OpenMP threads cost 12x on a machine that does anything else; must be set before torch is imported.
+export OMP_WAIT_POLICY ?= PASSIVE
+export GOMP_SPINCOUNT ?= 0
+export TOKENIZERS_PARALLELISM ?= false
+
+.PHONY: setup quickstart digits test lint format bench docs clean
+
+setup: $(READY)
+
+$(READY): pyproject.toml constraints/cpu.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet -c constraints/cpu.txt -e '.[dev]'
+	touch $(READY)
+
+quickstart digits: setup
+	$(BIN)/rlvlm train $@
+
+test: setup
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python docs/make_algorithms.py --check
+	$(BIN)/python docs/make_rewards.py --check
+
+format: setup
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+# One benchmark: make bench NAME=update. All of them: make bench.
+bench: setup
+	$(BIN)/python -m benchmarks.run $(NAME)
+
+docs: setup
+	$(BIN)/python docs/make_algorithms.py
+	$(BIN)/python docs/make_rewards.py
+
+clean:
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .import_linter_cache runs outputs multirun
