@@ -23,7 +23,8 @@ from rlvlm.models.rows import Rows
 from rlvlm.models.segments import Segments
 from rlvlm.models.spans import gather_pictures, span_table
 
-_FIRST_BLOCK = 32  # tokens of room that a sample starts with; doubled when it is full
+_FIRST_ROOM = 32  # tokens of room that a sample starts with; doubled when it is full
+_WORTH = 0.75  # dropped rows are cut out of the cache when at most this share of it would be left
 
 
 @dataclass
@@ -39,8 +40,9 @@ class _LayerCache:
 class GenerationCache:
     """Keys and values of P prompts and of n samples of each, and how the samples' newest tokens attend to them.
 
-    The cache is the ``layout`` of decode rows: one new token for each sample, [P * n] rows, those of a prompt side by
-    side. Every layer stores the token's key and value, then the engine calls :meth:`advance`.
+    The cache is the ``layout`` of decode rows: one row for each sample, those of a prompt side by side. Every layer
+    stores its token's key and value; then :meth:`advance` ends the token. Rows can be dropped, from any prompt: they
+    leave the forward at once, and the cache when that pays.
 
     Args:
         lengths: tokens of each prompt.
@@ -51,11 +53,12 @@ class GenerationCache:
     def __init__(
         self, lengths: Sequence[int], samples: int, max_tokens: int, device: torch.device | str = "cpu"
     ) -> None:
-        self.prompts, self.samples, self.max_tokens = len(lengths), samples, max_tokens
         self.tokens = 0
         self.position_axes: Sequence[int] = ()  # (3,) for M-RoPE
+        self._prompts, self._samples, self._max_tokens = len(lengths), samples, max_tokens
         self._width = max(lengths)
         self._layers: dict[int, _LayerCache] = {}
+        self._places: Tensor | None = None  # [rows] of each row in the block [P, n]; None when it is full
         self._bias: Tensor | None = None  # [P, 1, 1, Lp], -inf behind the end of a shorter prompt
         if min(lengths) < self._width:
             behind = torch.arange(self._width) >= torch.tensor(list(lengths)).unsqueeze(1)
@@ -65,11 +68,11 @@ class GenerationCache:
         """Stores keys and values [p, Hk, Lp', D] of the prompts from ``first`` on, of one layer."""
         if layer not in self._layers:
             _, heads, _, size = key.shape
-            room = min(_FIRST_BLOCK, self.max_tokens)
-            prompt, own = (self.prompts, heads, self._width, size), (self.prompts, heads, self.samples, room, size)
+            room = min(_FIRST_ROOM, self._max_tokens)
+            prompt, own = (self._prompts, heads, self._width, size), (self._prompts, heads, self._samples, room, size)
             # zeros, since behind a prompt's end a weight of 0 meets whatever stands there
             self._layers[layer] = _LayerCache(
-                key.new_zeros(prompt), value.new_zeros(prompt), key.new_empty(own), value.new_empty(own)
+                key.new_zeros(prompt), value.new_zeros(prompt), key.new_zeros(own), value.new_zeros(own)
             )
         cache, (count, _, width, _) = self._layers[layer], key.shape
         cache.prompt_key[first : first + count, :, :width] = key
@@ -79,52 +82,72 @@ class GenerationCache:
         """Attention of one new token of each sample to its prompt and its own earlier tokens.
 
         Args:
-            query: [P * n, Hq, 1, D]; key, value: [P * n, Hk, 1, D].
+            query: [rows, Hq, 1, D]; key, value: [rows, Hk, 1, D].
 
-        Returns [P * n, 1, Hq, D].
+        Returns [rows, 1, Hq, D].
         """
         cache, now = self._layers[module.layer_idx], self.tokens  # type: ignore[index]
-        rows, heads, _, size = query.shape
-        prompts, samples, groups = self.prompts, self.samples, key.shape[1]
-        each = heads // groups  # query heads of one key head
         self._make_room(cache)
-        cache.own_key[:, :, :, now] = key.view(prompts, samples, groups, size).transpose(1, 2)
-        cache.own_value[:, :, :, now] = value.view(prompts, samples, groups, size).transpose(1, 2)
+        groups, each = key.shape[1], query.shape[1] // key.shape[1]  # key heads, query heads of each
+        cache.own_key[:, :, :, now] = self._block(key.squeeze(2))
+        cache.own_value[:, :, :, now] = self._block(value.squeeze(2))
         own_key, own_value = cache.own_key[:, :, :, : now + 1], cache.own_value[:, :, :, : now + 1]
 
-        own = query.view(prompts, samples, groups, each, size).transpose(1, 2) * scaling  # [P, Hk, n, each, D]
-        side_by_side = own.reshape(prompts, groups, samples * each, size)
-        to_prompt = side_by_side @ cache.prompt_key.transpose(-1, -2)
+        own = self._block(query.view(len(query), groups, each, -1) * scaling)  # [P, Hk, n, each, D]
+        to_prompt = own.flatten(2, 3) @ cache.prompt_key.transpose(-1, -2)  # [P, Hk, n * each, Lp]
         if self._bias is not None:
             to_prompt = to_prompt + self._bias.to(to_prompt.dtype)
-        to_own = (own @ own_key.transpose(-1, -2)).view(prompts, groups, samples * each, now + 1)
+        to_own = (own @ own_key.transpose(-1, -2)).flatten(2, 3)
         weights = torch.softmax(torch.cat([to_prompt, to_own], dim=-1), dim=-1, dtype=torch.float32).to(value.dtype)
-        of_prompt, of_own = weights[..., : self._width], weights[..., self._width :]
-        out = of_prompt @ cache.prompt_value
-        out = out.view_as(own) + of_own.view(prompts, groups, samples, each, now + 1) @ own_value
-        return out.transpose(1, 2).reshape(rows, 1, heads, size)
+        out = (weights[..., : self._width] @ cache.prompt_value).view_as(own)
+        out = out + weights[..., self._width :].unflatten(2, (self._samples, each)) @ own_value
+        rows = out.transpose(1, 2).reshape(-1, 1, query.shape[1], out.shape[-1])
+        return rows if self._places is None else rows.index_select(0, self._places)
 
     def advance(self) -> None:
         """Ends a token: the next one goes behind it."""
         self.tokens += 1
 
-    def keep(self, prompts: Tensor, samples: Tensor) -> None:
-        """Keeps these prompts [P'] and, of each, these samples [P', n'] (indices among its n), and forgets the rest."""
+    def drop(self, ended: Tensor) -> None:
+        """Forgets the rows where ``ended`` [rows] is true; the others stay in order."""
+        size = self._prompts * self._samples
+        places = torch.arange(size, device=ended.device) if self._places is None else self._places
+        taken = torch.zeros(size, dtype=torch.bool, device=ended.device)
+        taken[places[~ended]] = True
+        taken = taken.view(self._prompts, self._samples)
+        left = taken.sum(1)
+        prompts, most = left.nonzero().squeeze(1), int(left.max())
+        if len(prompts) * most <= _WORTH * size:
+            samples = taken.int().argsort(dim=1, descending=True, stable=True)[prompts, :most]
+            self._cut(prompts, samples)
+            taken = taken[prompts].gather(1, samples)
+        self._places = None if bool(taken.all()) else taken.flatten().nonzero().squeeze(1)
+
+    def _block(self, rows: Tensor) -> Tensor:
+        """[rows, Hk, …] as [P, Hk, n, …], zeros where a row was dropped."""
+        if self._places is not None:
+            whole = rows.new_zeros(self._prompts * self._samples, *rows.shape[1:])
+            rows = whole.index_copy_(0, self._places, rows)
+        return rows.unflatten(0, (self._prompts, self._samples)).transpose(1, 2)
+
+    def _cut(self, prompts: Tensor, samples: Tensor) -> None:
+        """Keeps these prompts [P'] and, of each, these samples [P', n'] (indices among its n)."""
+        fewer = len(prompts) < self._prompts
         for cache in self._layers.values():
-            cache.prompt_key, cache.prompt_value = cache.prompt_key[prompts], cache.prompt_value[prompts]
-            at = (prompts.unsqueeze(1), slice(None), samples)
-            filled = slice(0, self.tokens)
-            cache.own_key = cache.own_key[..., filled, :][at].transpose(1, 2).contiguous()
-            cache.own_value = cache.own_value[..., filled, :][at].transpose(1, 2).contiguous()
+            if fewer:
+                cache.prompt_key, cache.prompt_value = cache.prompt_key[prompts], cache.prompt_value[prompts]
+            at = (prompts.unsqueeze(1), slice(None), samples)  # [P', n', Hk, …]
+            cache.own_key = cache.own_key[..., : self.tokens, :][at].transpose(1, 2).contiguous()
+            cache.own_value = cache.own_value[..., : self.tokens, :][at].transpose(1, 2).contiguous()
         if self._bias is not None:
             self._bias = self._bias[prompts]
-        self.prompts, self.samples = samples.shape
+        self._prompts, self._samples = samples.shape
 
     def _make_room(self, cache: _LayerCache) -> None:
         room = cache.own_key.shape[3]
         if self.tokens < room:
             return
-        more = (0, 0, 0, min(max(room, _FIRST_BLOCK), self.max_tokens - room))
+        more = (0, 0, 0, min(max(room, _FIRST_ROOM), self._max_tokens - room))
         cache.own_key, cache.own_value = F.pad(cache.own_key, more), F.pad(cache.own_value, more)
 
 

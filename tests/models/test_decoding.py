@@ -106,7 +106,7 @@ def test_prompts_may_be_prefilled_in_pieces_of_different_widths(generator):
 
 
 def test_samples_outgrow_their_first_room(generator, monkeypatch):
-    monkeypatch.setattr("rlvlm.models.decoding._FIRST_BLOCK", 2)
+    monkeypatch.setattr("rlvlm.models.decoding._FIRST_ROOM", 2)
     reference = Reference([3, 4], 2, generator)
     cache = prefilled(reference, [3, 4], 2, max_tokens=7)
     for _ in range(7):
@@ -114,18 +114,33 @@ def test_samples_outgrow_their_first_room(generator, monkeypatch):
     assert all(layer.own_key.shape[3] == 7 for layer in cache._layers.values())
 
 
-def test_rows_can_be_dropped_while_the_others_go_on(generator):
-    reference = Reference([4, 6, 3], 3, generator)
-    cache = prefilled(reference, [4, 6, 3], 3, max_tokens=6)
-    everyone = [[(p, s) for s in range(3)] for p in range(3)]
-    decode(cache, reference, everyone, generator)
-    decode(cache, reference, everyone, generator)
-    cache.keep(torch.tensor([0, 2]), torch.tensor([[0, 2], [2, 1]]))
-    left = [[(0, 0), (0, 2)], [(2, 2), (2, 1)]]
-    decode(cache, reference, left, generator)
-    cache.keep(torch.tensor([1]), torch.tensor([[0]]))
-    decode(cache, reference, [[(2, 2)]], generator)
-    assert cache._layers[0].prompt_key.shape[0] == 1
+@pytest.mark.parametrize("seed", range(4))
+def test_rows_are_dropped_from_any_prompt_while_the_others_go_on(seed, generator):
+    lengths, samples = [4, 6, 3], 4
+    reference = Reference(lengths, samples, generator)
+    cache = prefilled(reference, lengths, samples, max_tokens=8)
+    rows = [(p, s) for p in range(3) for s in range(samples)]
+    pick = torch.Generator().manual_seed(seed)
+    while rows:
+        decode(cache, reference, [rows], generator)
+        ended = torch.rand(len(rows), generator=pick) < 0.3
+        rows = [row for row, gone in zip(rows, ended.tolist(), strict=True) if not gone]
+        if rows and bool(ended.any()):
+            cache.drop(ended)
+        if cache.tokens == 8:
+            break
+
+
+def test_what_was_dropped_is_cut_out_when_that_pays(generator):
+    reference = Reference([4, 6, 3], 4, generator)
+    cache = prefilled(reference, [4, 6, 3], 4, max_tokens=4)
+    decode(cache, reference, [[(p, s) for s in range(4)] for p in range(3)], generator)
+    cache.drop(torch.tensor([True] + [False] * 11))  # one of twelve: the block stays
+    assert cache._layers[0].own_key.shape[:3] == (3, KEY_HEADS, 4)
+    cache.drop(torch.tensor([True, False, True] + [True] * 4 + [False, True, True, False]))
+    assert cache._layers[0].own_key.shape[:3] == (2, KEY_HEADS, 2)
+    assert cache._layers[0].prompt_key.shape[0] == 2
+    decode(cache, reference, [[(0, 2), (2, 0), (2, 3)]], generator)
 
 
 def test_prompts_are_kept_once_whatever_the_number_of_samples(generator):

@@ -14,8 +14,6 @@ from rlvlm.engines.inference.stopping import StopTable
 from rlvlm.models.decoding import GenerationCache, decode_rows
 from rlvlm.models.rows import Rows
 
-_WORTH = 0.75  # finished rows are dropped when at most this share of the rows would be left
-
 Logits = Callable[[Rows], Tensor]
 
 
@@ -37,19 +35,27 @@ def decode(
         positions: [P] of the first token.
         noise: [P * n, T] float64, one uniform for each token; T is the length limit.
     """
-    progress = Progress(len(positions), params.n, noise.shape[1], noise.device)
+    count, limit = noise.shape
+    ids = torch.zeros(count, limit, dtype=torch.int64, device=noise.device)
+    logp = torch.zeros(count, limit, device=noise.device)
+    lengths = torch.full((count,), limit, device=noise.device)
+    rows = torch.arange(count, device=noise.device)  # the samples that go on
     positions = positions.repeat_interleave(params.n)
-    for token in range(noise.shape[1]):
-        rows = progress.slots.flatten()
-        ids, logp = pick(logits, noise[rows, token].view(len(logits), -1), params)
-        if not progress.take(token, ids.flatten(), logp.flatten(), stop) or token + 1 == noise.shape[1]:
-            break
-        if (kept := progress.compact()) is not None:
-            cache.keep(*kept)
-            rows = progress.slots.flatten()
-        logits = forward(decode_rows(cache, progress.ids[rows, token], positions[rows] + token))
-        cache.advance()
-    return progress.responses()
+    for token in range(limit):
+        newest, its_logp = pick(logits, noise[rows, token].view(len(logits), -1), params)
+        ids[rows, token], logp[rows, token] = newest.flatten(), its_logp.flatten()
+        ended = stop.stopped(ids, rows, token + 1)
+        if bool(ended.any()):
+            lengths[rows[ended]] = token + 1
+            rows = rows[~ended]
+            if not len(rows):
+                break
+            cache.drop(ended)
+        if token + 1 < limit:
+            logits = forward(decode_rows(cache, ids[rows, token], positions[rows] + token))
+            cache.advance()
+    truncated = torch.zeros(count, dtype=torch.bool, device=noise.device).index_fill_(0, rows, True)
+    return Responses(ids, logp, lengths, truncated)
 
 
 def pick(logits: Tensor, noise: Tensor, params: SamplingParams) -> tuple[Tensor, Tensor]:
@@ -60,54 +66,3 @@ def pick(logits: Tensor, noise: Tensor, params: SamplingParams) -> tuple[Tensor,
     else:
         ids = draw(cut(logp, params.top_k, params.top_p), noise)
     return ids, logp.gather(-1, ids)
-
-
-class Progress:
-    """What the samples of P prompts have drawn so far, and which sample stands in which row of the forward.
-
-    Rows come as a block [prompts, samples of each] because the cache lays a prompt's samples side by side. When enough
-    samples have ended, the block shrinks to the most that any prompt has left; a place too many holds an ended sample.
-
-    Attributes:
-        ids: [P * n, T] drawn tokens.
-        slots: [P', n'] the sample in each row.
-    """
-
-    def __init__(self, prompts: int, samples: int, tokens: int, device: torch.device) -> None:
-        count = prompts * samples
-        self.ids = torch.zeros(count, tokens, dtype=torch.int64, device=device)
-        self.slots = torch.arange(count, device=device).view(prompts, samples)
-        self._logp = torch.zeros(count, tokens, device=device)
-        self._lengths = torch.full((count,), tokens, device=device)
-        self._running = torch.ones(count, dtype=torch.bool, device=device)
-        self._changed = False
-
-    def take(self, token: int, ids: Tensor, logp: Tensor, stop: StopTable) -> bool:
-        """Notes the newest token of each row; returns whether any sample goes on."""
-        rows = self.slots.flatten()
-        self.ids[rows, token], self._logp[rows, token] = ids, logp
-        ended = stop.stopped(self.ids, rows, token + 1) & self._running[rows]
-        self._changed = bool(ended.any())
-        if not self._changed:
-            return True
-        rows = rows[ended]
-        self._lengths[rows] = token + 1
-        self._running[rows] = False
-        return bool(self._running.any())
-
-    def compact(self) -> tuple[Tensor, Tensor] | None:
-        """Drops ended samples if that pays: the prompts [P''] and samples of each [P'', n''] that stay, else ``None``."""
-        if not self._changed:
-            return None
-        running = self._running[self.slots]
-        left = running.sum(1)
-        prompts, most = left.nonzero().squeeze(1), int(left.max())
-        if len(prompts) * most > _WORTH * self.slots.numel():
-            return None
-        samples = running.int().argsort(dim=1, descending=True, stable=True)[prompts, :most]
-        self.slots = self.slots[prompts].gather(1, samples)
-        return prompts, samples
-
-    def responses(self) -> Responses:
-        """Everything that was drawn; samples that still go on are truncated."""
-        return Responses(self.ids, self._logp, self._lengths, self._running)
