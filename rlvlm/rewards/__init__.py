@@ -8,7 +8,8 @@ __getattr__, __dir__, __all__ = attach(
         "REWARDS": "rlvlm.rewards.rule",
         "register_reward": "rlvlm.rewards.rule",
         "RewardConfig": "rlvlm.rewards.config",
-        "Extraction": "rlvlm.rewards.extract",
-        "extract": "rlvlm.rewards.extract",
+        "Runner": "rlvlm.rewards.runner",
+        "score": "rlvlm.rewards.api",
+        "score_detail": "rlvlm.rewards.api",
     },
 )

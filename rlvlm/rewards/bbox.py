@@ -24,7 +24,7 @@ from rlvlm.rewards.rule import register_reward
 @register_reward(
     "bbox",
     isolated=False,
-    extra="rewards",
+    imports=("scipy",),
     example={
         "completion": '<answer>{"bbox_2d": [10, 20, 110, 220]}</answer>',
         "answer": [10, 20, 100, 200],
@@ -83,7 +83,7 @@ def bbox(
 @register_reward(
     "point",
     isolated=False,
-    extra="rewards",
+    imports=("scipy",),
     example={"completion": "<answer>(42, 60)</answer>", "answer": [30, 40, 90, 160]},
 )
 def point(

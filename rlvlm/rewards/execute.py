@@ -96,7 +96,7 @@ def run_rows(part: Part, label: str, samples: Samples, rows: Sequence[int], into
     Arguments go by position where they can: rules that take microseconds run here.
     """
     needed, optional = arguments(part, samples)
-    rows = _complete_rows(part, label, samples, rows, into)
+    rows = complete_rows(part, label, samples, rows, into)
     loose = samples.incomplete.intersection(optional)
     if not loose and [*optional] == [*part.optional[: len(optional)]]:
         needed, optional = [*needed, *optional.values()], {}
@@ -126,7 +126,7 @@ def _zipped(columns: Sequence[Sequence[Any]], rows: Sequence[int], size: int) ->
     return zip(*([column[row] for row in rows] for column in columns), strict=True)
 
 
-def _complete_rows(part: Part, label: str, samples: Samples, rows: Sequence[int], into: Scores) -> Sequence[int]:
+def complete_rows(part: Part, label: str, samples: Samples, rows: Sequence[int], into: Scores) -> Sequence[int]:
     """The rows that have all that the part needs; the others fail."""
     for name in samples.incomplete.intersection(part.needs):
         column = samples.column(name)
@@ -139,11 +139,15 @@ def _complete_rows(part: Part, label: str, samples: Samples, rows: Sequence[int]
 
 def run_batched(part: Part, label: str, samples: Samples, rows: Sequence[int], into: Scores) -> None:
     """Calls a part of whole columns on these rows at once; an exception fails all of them."""
-    rows = _complete_rows(part, label, samples, rows, into)
+    rows = complete_rows(part, label, samples, rows, into)
     try:
         values = list(part.call(**columns_of(part, samples, rows))) if rows else []
     except Exception as error:
         values = [failure_of(label, error)] * len(rows)
+    _put_all(label, values, rows, into)
+
+
+def _put_all(label: str, values: Sequence[Any], rows: Sequence[int], into: Scores) -> None:
     if len(values) != len(rows):
         message = f"the batched reward '{label}' gave {len(values)} scores for {len(rows)} completions; it gives one for each."
         values = [Failure(label, "value", message)] * len(rows)
@@ -160,25 +164,37 @@ def columns_of(part: Part, samples: Samples, rows: Sequence[int]) -> dict[str, l
     return given
 
 
+def rows_of(part: Part, samples: Samples, rows: Sequence[int]) -> list[dict[str, Any]]:
+    """What a part reads of each of these rows, by name."""
+    needed, optional = arguments(part, samples)
+    names = [*zip(part.needs, needed, strict=True)]
+    return [{**{name: column[row] for name, column in names}, **_present(optional, row)} for row in rows]
+
+
 async def run_async(
     part: Part, label: str, samples: Samples, rows: Sequence[int], into: Scores, timeout: float
 ) -> None:
-    """Calls an async part on all rows at once; each row has ``timeout`` seconds."""
+    """Awaits an async part: one of single samples for all rows at once with ``timeout`` seconds each, or one of columns."""
+    rows = complete_rows(part, label, samples, rows, into)
 
-    needed, optional = arguments(part, samples)
-    rows = _complete_rows(part, label, samples, rows, into)
-
-    async def one(row: int) -> Any:
-        given = {name: column[row] for name, column in zip(part.needs, needed, strict=True)}
+    async def one(given: dict[str, Any]) -> Any:
         try:
-            return await asyncio.wait_for(part.call(**given, **_present(optional, row)), timeout)
+            return await asyncio.wait_for(part.call(**given), timeout)
         except (TimeoutError, asyncio.TimeoutError):
             return timed_out(label, timeout)
         except Exception as error:
             return failure_of(label, error)
 
-    for row, value in zip(rows, await asyncio.gather(*map(one, rows)), strict=True):
-        into.put(row, label, value)
+    if not part.traits["batched"]:
+        values = await asyncio.gather(*map(one, rows_of(part, samples, rows)))
+    elif rows:
+        try:
+            values = list(await part.call(**columns_of(part, samples, rows)))
+        except Exception as error:
+            values = [failure_of(label, error)] * len(rows)
+    else:
+        values = []
+    _put_all(label, values, rows, into)
 
 
 def is_async(target: Callable[..., Any]) -> bool:

@@ -96,7 +96,8 @@ def _read(text: str) -> int | Fraction | None:
         if value is None or (after and after in _AFTER_NUMBER and not chunk.group().endswith((".", ","))):
             return None
         scale = _SCALE.match(text, chunk.end())
-        values.add(value * _SCALES[scale[1].lower()] if scale else value)
+        times: int = _SCALES[scale[1].lower()] if scale else 1
+        values.add(value * times)
         digits_read += len(_DIGIT.findall(chunk.group()))
     if len(values) != 1 or digits_read != len(_DIGIT.findall(text)):  # digits inside words, such as H2O or 3x2
         return None

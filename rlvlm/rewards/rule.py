@@ -35,14 +35,15 @@ REWARDS = Registry(
     "reward",
     "rewards",
     builtins=tuple(f"rlvlm.rewards.{module}" for module in _RULES),
-    traits={"batched": False, "isolated": None, "range": (0.0, 1.0), "example": None, "extra": None},
+    traits={"batched": False, "isolated": None, "imports": (), "range": (0.0, 1.0), "example": None},
 )
 """Traits of a rule:
 
 - ``batched``: it takes columns and gives a list; a ``RewardError`` in place of a score fails that row alone.
 - ``isolated``: it runs in the pool of processes (``True``) or in this process (``False``); ``None`` means the pool for a
   function that a fresh process can import, and otherwise a thread with a deadline.
-- ``range``: of its scores. ``example``: for the documentation. ``extra``: the package extra that it needs.
+- ``imports``: modules of the extra ``rewards`` that it needs; their absence is told before a run.
+- ``range``: of its scores. ``example``: for the documentation.
 """
 
 register_reward = REWARDS.register

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
+import functools
+import os
+import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
-from rlvlm.errors import TrainingStopped
+from rlvlm.errors import TrainingStopped, nearest
 from rlvlm.rewards.compose import GATE_HOLDS, Rule, build_rules
 from rlvlm.rewards.config import RewardConfig
-from rlvlm.rewards.execute import Failure, Scores, run_batched, run_rows
+from rlvlm.rewards.deadline import run_batched_in_thread, run_on_loop, run_rows_in_thread
+from rlvlm.rewards.execute import Failure, Scores, complete_rows, is_async, rows_of, run_batched, run_rows
+from rlvlm.rewards.pool import Pool
 from rlvlm.rewards.samples import MISSING, Samples
 
+MAX_WORKERS = 8
+"""Worker processes at most, unless ``RewardConfig.workers`` says otherwise."""
 ERROR_WINDOW = 1000
 """The error rate is taken over so many last rows."""
 
@@ -35,15 +43,19 @@ class Result:
 
 
 class Runner:
-    """Owns the rules of a config and what they run in.
+    """Owns the rules of a config and what they run in; works from any thread.
 
     Args:
         config: rules, limits, workers.
+        pool: processes to share with other runners; without one it starts its own when a rule needs them.
     """
 
-    def __init__(self, config: RewardConfig) -> None:
+    def __init__(self, config: RewardConfig, pool: Pool | None = None) -> None:
         self.config, self.rules = config, build_rules(config)
+        self._pool, self._own_pool = pool, pool is None
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._recent: deque[bool] = deque(maxlen=ERROR_WINDOW)
+        self._lock = threading.Lock()
 
     def samples(
         self,
@@ -62,42 +74,94 @@ class Runner:
 
     def score(self, samples: Samples) -> Result:
         """Scores every completion by every rule; a failing rule never raises, it takes its row's score away."""
+        size = len(samples)
         kept: dict[str, Scores] = {}
-        for rule in self.rules:
-            rows: Sequence[int] = range(len(samples))
-            into = Scores([None] * len(samples))
-            if rule.gate is not None:
-                gate = kept[rule.gate]
-                rows = [row for row in rows if _holds(gate.values[row])]
-                for row in set(range(len(samples))) - set(rows):
-                    into.values[row] = None if row in gate.failures else 0.0
-            self._run(rule, samples, rows, into)
-            kept[rule.label] = into
-        return _sum(self.rules, kept, len(samples))
+        for level in _levels(self.rules):
+            waiting: list[Callable[[], None]] = []
+            inline: list[tuple[Rule, Sequence[int], Scores]] = []
+            for rule in level:
+                into = kept[rule.label] = Scores([None] * size)
+                for one, rows in self._pick(rule, samples, self._open_rows(rule, kept, size), into):
+                    if place_of(one) == "inline":
+                        inline.append((one, rows, into))
+                    elif rows:
+                        waiting.append(self._start(one, samples, rows, into))
+            for one, rows, into in inline:  # while the others run elsewhere
+                _run_inline(one, samples, rows, into)
+            for wait in waiting:
+                wait()
+        return _sum(self.rules, kept, size)
 
     def check_error_rate(self, result: Result) -> None:
         """Counts the failures; raises ``TrainingStopped`` when their share of the last rows is above ``max_error_rate``."""
-        self._recent.extend(row in result.failures for row in range(len(result.scores)))
-        errors = sum(self._recent)
-        if errors > self.config.max_error_rate * len(self._recent):
-            last = next(reversed(result.failures.values()))
+        with self._lock:
+            self._recent.extend([row in result.failures for row in range(len(result.scores))])
+            errors, rows = sum(self._recent), len(self._recent)
+        if errors > self.config.max_error_rate * rows:
+            last = next(reversed(result.failures.values()), None)
+            told = f"; the last one: {last.message}" if last else ""
             raise TrainingStopped(
-                f"{errors} of the last {len(self._recent)} rewards failed, above reward.max_error_rate = {self.config.max_error_rate:g}; "
-                f"the last one: {last.message} Mend the rule or the records, or raise the limit."
+                f"{errors} of the last {rows} rewards failed, above reward.max_error_rate = {self.config.max_error_rate:g}{told} "
+                "Mend the rule or the records, or raise the limit."
             )
 
     def close(self) -> None:
-        """Ends the worker processes."""
+        """Ends the worker processes and the event loop."""
+        with self._lock:
+            if self._pool is not None and self._own_pool:
+                self._pool.close()
+            if self._loop is not None:
+                self._loop.call_soon_threadsafe(self._loop.stop)
+                self._loop = None
 
-    def _run(self, rule: Rule, samples: Samples, rows: Sequence[int], into: Scores) -> None:
-        if rule.by is not None:
-            for chosen, picked in self._chosen(rule, samples, rows, into):
-                self._run(chosen, samples, picked, into)
-        elif rule.part is not None and rows:
-            run = run_batched if rule.part.traits["batched"] else run_rows
-            run(rule.part, rule.label, samples, rows, into)
+    def _open_rows(self, rule: Rule, kept: Mapping[str, Scores], size: int) -> Sequence[int]:
+        """The rows that the rule scores: all, or those where its gate holds; it scores 0 on the others."""
+        if rule.gate is None:
+            return range(size)
+        gate, into = kept[rule.gate], kept[rule.label]
+        rows = [row for row, value in enumerate(gate.values) if value is not None and value >= GATE_HOLDS]
+        for row in set(range(size)).difference(rows, gate.failures):
+            into.values[row] = 0.0
+        return rows
 
-    def _chosen(self, rule: Rule, samples: Samples, rows: Sequence[int], into: Scores) -> list[tuple[Rule, list[int]]]:
+    def _start(self, rule: Rule, samples: Samples, rows: Sequence[int], into: Scores) -> Callable[[], None]:
+        """Starts a rule that does not run inline; gives what waits for it."""
+        assert rule.part is not None  # only a choice has no part, and a choice is never started itself
+        if place_of(rule) == "pool":
+            rows = complete_rows(rule.part, rule.label, samples, rows, into)
+            given = rows_of(rule.part, samples, rows)
+            return self._pool_now().submit(rule, list(zip(rows, given, strict=True)), into).wait
+        run: Callable[..., None] = run_batched_in_thread if rule.part.traits["batched"] else run_rows_in_thread
+        if place_of(rule) == "loop":
+            run = functools.partial(run_on_loop, self._loop_now())
+        thread = threading.Thread(
+            target=run, args=(rule.part, rule.label, samples, rows, into, rule.timeout), daemon=True
+        )
+        thread.start()
+        return thread.join
+
+    def _pool_now(self) -> Pool:
+        with self._lock:
+            if self._pool is None:
+                self._pool = Pool(self.config.workers or min(os.cpu_count() or 1, MAX_WORKERS), self.config.memory_mb)
+            return self._pool
+
+    def _loop_now(self) -> asyncio.AbstractEventLoop:
+        with self._lock:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                threading.Thread(target=self._loop.run_forever, name="reward-loop", daemon=True).start()
+            return self._loop
+
+    def _pick(
+        self, rule: Rule, samples: Samples, rows: Sequence[int], into: Scores
+    ) -> list[tuple[Rule, Sequence[int]]]:
+        """The rule with its rows; of a choice, each chosen rule with the rows that chose it."""
+        return [(rule, rows)] if rule.by is None else self._chosen(rule, samples, rows, into)
+
+    def _chosen(
+        self, rule: Rule, samples: Samples, rows: Sequence[int], into: Scores
+    ) -> list[tuple[Rule, Sequence[int]]]:
         """The rows of each rule that the column picks; a value that picks none fails its row."""
         column = samples.column(str(rule.by))
         picked: dict[int, tuple[Rule, list[int]]] = {}
@@ -111,13 +175,33 @@ class Runner:
         return list(picked.values())
 
 
-def _holds(score: float | None) -> bool:
-    return score is not None and score >= GATE_HOLDS
+def place_of(rule: Rule) -> Literal["inline", "pool", "loop", "thread"]:
+    """Where a rule runs: in this thread, in the pool of processes, on the event loop, or in a thread with a deadline."""
+    assert rule.part is not None
+    isolated, entry = rule.part.traits["isolated"], rule.part.entry
+    if isolated is not None:
+        return "pool" if isolated else "inline"
+    if is_async(entry.target):
+        return "loop"
+    importable = entry.target.__module__ != "__main__" and "<" not in entry.target.__qualname__
+    return "thread" if entry.is_class or rule.part.traits["batched"] or not importable else "pool"
+
+
+def _run_inline(rule: Rule, samples: Samples, rows: Sequence[int], into: Scores) -> None:
+    assert rule.part is not None
+    run = run_batched if rule.part.traits["batched"] else run_rows
+    run(rule.part, rule.label, samples, rows, into)
+
+
+def _levels(rules: Sequence[Rule]) -> list[list[Rule]]:
+    """Rules that can run at once: first those without a gate, then those whose gates have run."""
+    depth: dict[str, int] = {}
+    for rule in rules:  # gates come first
+        depth[rule.label] = 0 if rule.gate is None else depth[rule.gate] + 1
+    return [[rule for rule in rules if depth[rule.label] == level] for level in range(max(depth.values()) + 1)]
 
 
 def _unknown_choice(rule: Rule, value: Any) -> Failure:
-    from rlvlm.errors import nearest
-
     said = (
         "has no such column"
         if value is MISSING
