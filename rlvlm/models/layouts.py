@@ -12,11 +12,13 @@ import torch
 from torch import Tensor
 
 from rlvlm.batch import Batch
-from rlvlm.errors import DataError
+from rlvlm.errors import ConfigError, DataError, nearest
 from rlvlm.models.families.base import Family, SpanTable, segment_offsets
 from rlvlm.models.rows import Pictures, Rows
 from rlvlm.models.segments import segment_layout
 from rlvlm.models.spans import check_placeholders, gather_pictures, join_tables, pick_segments, span_table
+
+LAYOUTS = ("shared", "packed", "padded")
 
 
 def build_rows(batch: Batch, family: Family, kind: str) -> Rows:
@@ -26,8 +28,11 @@ def build_rows(batch: Batch, family: Family, kind: str) -> Rows:
     whole beside them. Packed rows hold whole samples side by side. Padded rows are the slow reference: one row for each
     sample, every picture encoded for every sample.
 
-    Raises ``DataError`` naming the sample where placeholders and pictures, or a row and its prompt, don't agree.
+    Raises ``ConfigError`` for an unknown layout, and ``DataError`` naming the sample where placeholders and pictures, or a row
+    and its prompt, don't agree.
     """
+    if kind not in LAYOUTS:
+        raise ConfigError(f"a layout is one of {', '.join(LAYOUTS)}, got '{kind}'{nearest(kind, LAYOUTS)}.")
     batch.require("input_ids", "attention_mask", "loss_mask", "group_ids")
     if not len(batch):
         return _stand_in(batch, family)

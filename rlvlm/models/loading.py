@@ -45,8 +45,16 @@ def load_policy(config: ModelConfig) -> Policy:
         parts.model.to(dtype)
     else:
         parts = load_parts(str(config.path), dtype)
-    policy = Policy.from_parts(parts.model, parts.tokenizer, parts.image_processor, config.head_chunk)
-    return policy
+    policy = Policy.from_parts(
+        parts.model, parts.tokenizer, parts.image_processor, layout=config.layout, head_chunk=config.head_chunk
+    )
+    if config.lora is None:
+        policy.set_trainable(config.trainable)
+    else:
+        policy.add_adapters(config.lora)
+    if config.gradient_checkpointing:
+        parts.model.gradient_checkpointing_enable({"use_reentrant": False})
+    return policy.train(config.gradient_checkpointing)  # layers recompute in train mode only
 
 
 def load_parts(path: str, dtype: torch.dtype) -> ModelParts:

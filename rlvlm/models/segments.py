@@ -68,20 +68,20 @@ class SegmentLayout:
     def attend(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
         """See :class:`rlvlm.models.attention.AttentionLayout`; R is 1."""
         rows = [states[0].transpose(0, 1) for states in (query, key, value)]
-        stems = [self.stems.take(row) for row in rows]
-        blocks = [grouped_sdpa(*stems, scaling, causal=True).flatten(0, 1)]
+        stem_query, *stems = [self.stems.take(row) for row in rows]
+        blocks = [grouped_sdpa(stem_query, stems[0], stems[1], scaling, causal=True).flatten(0, 1)]
         if self.branches is not None:
-            own = [self.branches.take(row) for row in rows]
+            own_query, *own = [self.branches.take(row) for row in rows]
             keys, values = (
-                torch.cat((self._stems_of_branches(stem), mine), 2)
-                for stem, mine in zip(stems[1:], own[1:], strict=True)
+                torch.cat((self._stems_of_branches(stem), mine), 2) for stem, mine in zip(stems, own, strict=True)
             )
-            blocks.append(grouped_sdpa(own[0], keys, values, scaling, mask=self.mask).flatten(0, 1))
+            blocks.append(grouped_sdpa(own_query, keys, values, scaling, mask=self.mask).flatten(0, 1))
         joined = torch.cat(blocks) if len(blocks) > 1 else blocks[0]
         return (joined if self.order is None else joined.index_select(0, self.order))[None]
 
     def _stems_of_branches(self, stems: Tensor) -> Tensor:
-        assert self.branches is not None and self.stem_of is not None
+        assert self.branches is not None
+        assert self.stem_of is not None
         if self.stems.count == 1:
             return stems.expand(self.branches.count, -1, -1, -1)
         return stems.index_select(0, self.stem_of)

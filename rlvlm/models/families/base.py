@@ -7,16 +7,17 @@ tokenizer and image processor; it holds no weights.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 import torch
 from PIL import Image
-from torch import Tensor, nn
+from torch import Tensor
+from transformers.core_model_loading import revert_weight_conversion
 
 from rlvlm.batch import Media, Span
-from rlvlm.errors import DataError
+from rlvlm.errors import ConfigError, DataError
 from rlvlm.models.rows import Pictures
 from rlvlm.registry import Registry
 
@@ -178,7 +179,7 @@ class Family(ABC):
         return segment_offsets(lengths), lengths
 
     @abstractmethod
-    def encode_images(self, model: nn.Module, pixels: Pixels) -> tuple[Tensor, ...]:
+    def encode_images(self, model: Any, pixels: Pixels) -> tuple[Tensor, ...]:
         """Features [F, H] of all pictures in order; further tensors where features enter deeper layers too."""
 
     def language_inputs(self, embeds: Tensor, pictures: Pictures, features: tuple[Tensor, ...]) -> dict[str, Any]:
@@ -191,6 +192,15 @@ class Family(ABC):
         """Which part a parameter belongs to: vision, connector or language."""
         fitting = [prefix for prefix in self.parts if name.startswith(prefix)]
         return self.parts[max(fitting, key=len)] if fitting else "language"
+
+    def checkpoint_names(self, model: Any, names: Iterable[str]) -> dict[str, str]:
+        """Each parameter name and the one that ``save_pretrained`` writes and the inference engines load."""
+        kept = list(names)
+        numbered = {name: torch.tensor(number) for number, name in enumerate(kept)}
+        stored = revert_weight_conversion(model, numbered)
+        if len(stored) != len(kept):
+            raise ConfigError(f"family '{self.name}' joins weights when it saves, which weight updates can't follow.")
+        return {kept[int(number)]: name for name, number in stored.items()}
 
 
 def segment_offsets(lengths: Tensor) -> Tensor:

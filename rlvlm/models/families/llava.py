@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from rlvlm.models.families.base import Family, Pixels, Size, register_family
 
@@ -14,7 +14,7 @@ class Llava(Family):
     """Every picture becomes a square of the vision tower's size, so all have equally many tokens."""
 
     name = "llava"
-    parts = {
+    parts: ClassVar[dict[str, str]] = {
         "model.vision_tower.": "vision",
         "model.multi_modal_projector.": "connector",
     }
@@ -47,7 +47,7 @@ class Llava(Family):
         """Tokens of all pictures together."""
         return self._tokens * len(pixels["pixel_values"])
 
-    def encode_images(self, model: nn.Module, pixels: Pixels) -> tuple[Tensor, ...]:
+    def encode_images(self, model: Any, pixels: Pixels) -> tuple[Tensor, ...]:
         """Features of the chosen vision layer, through the projector."""
         out = model.model.get_image_features(pixel_values=pixels["pixel_values"], return_dict=True)
         return (torch.cat(list(out.pooler_output)),)

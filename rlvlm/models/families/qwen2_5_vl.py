@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
 from rlvlm.errors import ConfigError, DataError
@@ -17,7 +17,7 @@ class Qwen2_5VL(Family):
     """Pictures keep their shape: sides are rounded to whole tokens within the processor's pixel limits."""
 
     name = "qwen2_5_vl"
-    parts = {
+    parts: ClassVar[dict[str, str]] = {
         "model.visual.": "vision",
         "model.visual.merger.": "connector",
     }
@@ -71,7 +71,7 @@ class Qwen2_5VL(Family):
         """M-RoPE positions [3, T] (time, height, width)."""
         return mrope_positions(lengths, spans)
 
-    def encode_images(self, model: nn.Module, pixels: Pixels) -> tuple[Tensor, ...]:
+    def encode_images(self, model: Any, pixels: Pixels) -> tuple[Tensor, ...]:
         """Merged features of the vision tower."""
         out = model.model.visual(pixels["pixel_values"].to(model.model.visual.dtype), grid_thw=pixels["image_grid_thw"])
         return (out.pooler_output,)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from rlvlm.models.families.base import Pixels, register_family
 from rlvlm.models.families.qwen2_5_vl import Qwen2_5VL
@@ -16,13 +16,13 @@ class Qwen3VL(Qwen2_5VL):
     """Prompts, sizes and position ids as in Qwen2.5-VL; the tower gives features for several layers."""
 
     name = "qwen3_vl"
-    parts = {
+    parts: ClassVar[dict[str, str]] = {
         "model.visual.": "vision",
         "model.visual.merger.": "connector",
         "model.visual.deepstack_merger_list.": "connector",
     }
 
-    def encode_images(self, model: nn.Module, pixels: Pixels) -> tuple[Tensor, ...]:
+    def encode_images(self, model: Any, pixels: Pixels) -> tuple[Tensor, ...]:
         """Merged features of the vision tower, then those of each deepstack level (arXiv:2406.04334)."""
         out = model.model.visual(pixels["pixel_values"].to(model.model.visual.dtype), grid_thw=pixels["image_grid_thw"])
         return (out.pooler_output, *out.deepstack_features)
