@@ -31,7 +31,8 @@ def verl(row: Mapping[str, Any]) -> dict[str, Any]:
     messages, pictures = flatten_content(row["prompt"])
     answer = (row.get("reward_model") or {}).get("ground_truth", take_answer(row))
     others = {name: value for name, value in row.items() if name != "prompt"}
-    return {**others, "messages": messages, "answer": answer, "images": take_pictures(row) or pictures}
+    written = {"messages": messages, "answer": answer, "images": take_pictures(row) or pictures}
+    return {"prompt_template": "as_is", **others, **written}  # the prompt holds its instructions already
 
 
 @register_format("llava")
@@ -51,7 +52,7 @@ def llava(row: Mapping[str, Any]) -> dict[str, Any]:
 def messages(row: Mapping[str, Any]) -> dict[str, Any]:
     """``messages`` of ``role`` and ``content`` (text, or parts of text and image), with ``images`` beside or inside."""
     turns, pictures = flatten_content(row["messages"])
-    return {**row, "messages": turns, "images": take_pictures(row) or pictures}
+    return {"prompt_template": "as_is", **row, "messages": turns, "images": take_pictures(row) or pictures}
 
 
 @register_format("llava_ov_rl")
@@ -68,7 +69,7 @@ def llava_ov_rl(row: Mapping[str, Any], *, use_prompt_type: bool = True) -> dict
     problem = f"{guidance}\n{row['problem']}" if guidance else row["problem"]
     record = {**row, "problem": problem, "answer": answer, "images": picture_list(row.get("images", row.get("image")))}
     if use_prompt_type and row.get("prompt_type") is not None:
-        record["template"] = _ANSWER_ONLY if row["prompt_type"] == "normal" else _THINK
+        record["prompt_template"] = _ANSWER_ONLY if row["prompt_type"] == "normal" else _THINK
     return record
 
 

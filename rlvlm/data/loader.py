@@ -43,6 +43,15 @@ class Item:
     encoded: Any
 
 
+@dataclass(frozen=True)
+class _Made:
+    """A batch (``None`` at the end of held-out records), the position behind it, and what was passed over up to it."""
+
+    batch: Batch | None
+    state: dict[str, Any]
+    counts: Counter[str]
+
+
 class Assembler(Protocol):
     """Makes batches of one kind: encodes a record when it is drawn, and joins the records of a step."""
 
@@ -130,11 +139,12 @@ class Loader:
         self._cache = PixelCache(config.cache_mb << 20)
         self._limits = [self._limits_of(source) for source in self.sources]
         self.counts: Counter[str] = Counter()
+        self._tally: Counter[str] = Counter()  # runs ahead of counts by the batches that wait
         self._start = self._order.state_dict()
         self._state = self._start
         self._resumed = False
         self._pool: ThreadPoolExecutor | None = None
-        self._ahead: deque[Future[tuple[Batch | None, dict[str, Any]]]] = deque()
+        self._ahead: deque[Future[_Made]] = deque()
 
     def __len__(self) -> int:
         """Records in one epoch, before filters."""
@@ -150,11 +160,12 @@ class Loader:
             self._go_to(self._start)
         self._resumed = False
         while True:
-            batch, state = self._next()
-            if batch is None:
+            made = self._next()
+            self.counts = made.counts
+            if made.batch is None:
                 return
-            self._state = state  # before the batch is used: a checkpoint written after the step goes on behind it
-            yield batch
+            self._state = made.state  # before the batch is used: a checkpoint written after the step goes on behind it
+            yield made.batch
 
     def state_dict(self) -> dict[str, Any]:
         """The position behind the last batch given out; what was prepared ahead does not count."""
@@ -177,7 +188,7 @@ class Loader:
         self._order.load_state_dict(state)
         self._state = dict(state)
 
-    def _next(self) -> tuple[Batch | None, dict[str, Any]]:
+    def _next(self) -> _Made:
         if self.config.prefetch == 0:
             return self._make()
         if self._pool is None:
@@ -186,20 +197,20 @@ class Loader:
             self._ahead.append(self._pool.submit(self._make))
         return self._ahead.popleft().result()
 
-    def _make(self) -> tuple[Batch | None, dict[str, Any]]:
-        before = Counter(self.counts)
+    def _make(self) -> _Made:
+        before = Counter(self._tally)
         while True:
             items = self._collect()
             if not items:
-                return None, self._order.state_dict()
+                return _Made(None, self._order.state_dict(), Counter(self._tally))
             mine = _slice_of(items, self.rank, self.world_size)
             batch = self._assemble(mine)
             if batch is not None:
                 break
-        passed_over = self.counts - before
+        passed_over = self._tally - before
         metrics = {f"sum/data/{name}": float(count) for name, count in passed_over.items()}
-        state = self._order.state_dict()
-        return batch.with_meta(epoch=self._order.epoch, metrics={**batch.meta.get("metrics", {}), **metrics}), state
+        batch = batch.with_meta(epoch=self._order.epoch, metrics={**batch.meta.get("metrics", {}), **metrics})
+        return _Made(batch, self._order.state_dict(), Counter(self._tally))
 
     def _collect(self) -> list[Item]:
         items: list[Item] = []
@@ -213,7 +224,7 @@ class Loader:
                 items.append(item)
             elif fruitless >= self._order.total:
                 raise DataError(
-                    f"not one of the {fruitless} records drawn is usable ({dict(self.counts)}); check 'where', the limits and the file "
+                    f"not one of the {fruitless} records drawn is usable ({dict(self._tally)}); check 'where', the limits and the file "
                     "(rlvlm data check FILE)."
                 )
         return items
@@ -225,7 +236,7 @@ class Loader:
         try:
             record = source[draw.index]
             if record is None:
-                self.counts["filtered_out"] += 1
+                self._tally["filtered_out"] += 1
                 return None
             limits = self._limits[draw.source]
             pictures = [Picture(image, limits, origin) for image in record["images"]]
@@ -243,8 +254,8 @@ class Loader:
         message = str(error) if str(error).startswith(origin) else f"{origin}: {error}"
         if choice in ("stop", "raise"):
             raise type(error)(message) from error
-        self.counts[kind] += 1
-        if self.counts[kind] <= _FAULTS_LOGGED:
+        self._tally[kind] += 1
+        if self._tally[kind] <= _FAULTS_LOGGED:
             _LOG.warning("left out: %s", message)
 
     def _assemble(self, items: Sequence[Item]) -> Batch | None:

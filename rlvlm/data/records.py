@@ -14,6 +14,7 @@ A format of your own is a function from row to record::
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from rlvlm.errors import DataError, RlvlmError, nearest
@@ -30,38 +31,42 @@ _PROBLEM_COLUMNS = ("problem", "question")
 _ANSWER_COLUMNS = ("answer", "solution", "ground_truth")
 
 
-def detect_format(row: Mapping[str, Any], chosen: Any, renamed: bool, origin: str) -> Part:
-    """The format that is set, or the one that a row's columns tell; ``DataError`` when they tell none.
+def format_of(row: Mapping[str, Any], chosen: Part | None, renamed: bool, origin: str) -> Part:
+    """The format that is set, or the one that the row's columns tell; ``DataError`` when they tell none.
 
     Args:
-        chosen: a format's name or node, or ``None`` to detect it.
+        chosen: the format that the source's settings name, or ``None`` to tell it for each row.
         renamed: whether ``columns`` names the file's columns, which makes the row a flat one.
     """
     if chosen is not None:
-        return FORMATS.build(chosen)
+        return chosen
     name = "flat" if renamed else _told_by(row)
     if name is None:
         raise DataError(
             f"{origin}: can't tell what the row means from its columns {sorted(map(str, row))}; "
             "set the source's 'format', or 'columns' such as {problem: …, answer: …, images: …}."
         )
+    return _plain_format(name)
+
+
+@lru_cache(maxsize=16)
+def _plain_format(name: str) -> Part:
     return FORMATS.build(name)
 
 
 def _told_by(row: Mapping[str, Any]) -> str | None:
-    if "conversations" in row:
+    held = {name for name, value in row.items() if value is not None}
+    if "conversations" in held:
         return "llava"
-    if "messages" in row:
+    if "messages" in held:
         return "messages"
-    if "reward_model" in row or _is_messages(row.get("prompt")):
+    if "reward_model" in held or _is_messages(row.get("prompt")):
         return "verl"
-    if "problem" in row and ("problem_type" in row or "prompt_type" in row):
+    if "problem" in held and held & {"problem_type", "prompt_type"}:
         return "llava_ov_rl"
-    if any(name in row for name in _PROBLEM_COLUMNS):
+    if held & set(_PROBLEM_COLUMNS):
         return "flat"
-    if "caption" in row:
-        return "caption"
-    return None
+    return "caption" if "caption" in held else None
 
 
 def as_record(row: Mapping[str, Any], format: Part, columns: Mapping[str, str], origin: str) -> dict[str, Any]:
@@ -89,7 +94,23 @@ def _check(record: dict[str, Any], origin: str) -> None:
             f"{origin}: a record needs 'problem' (text) or 'messages' (a list of role and content), "
             f"got the columns {sorted(map(str, record))}."
         )
+    texts = [turn["content"] for turn in record.get("messages") or ()]
+    for text in [*texts, record["problem"]] if record.get("problem") is not None else texts:
+        if not _is_text(text):
+            raise DataError(
+                f"{origin}: {str(text)[:40]!r} is no valid text; problem and contents are strings of Unicode."
+            )
     record["images"] = picture_list(record.get("images"))
+
+
+def _is_text(value: Any) -> bool:
+    if not isinstance(value, str):
+        return False
+    try:
+        value.encode()  # fails on half of a surrogate pair, which JSON can spell and no tokenizer takes
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def picture_list(value: Any) -> list[Any]:

@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from rlvlm.data.config import DataConfig, SourceConfig, read_sources
-from rlvlm.data.records import as_record, column_of, detect_format
+from rlvlm.data.records import FORMATS, as_record, column_of, format_of
 from rlvlm.errors import ConfigError, DataError, nearest
 from rlvlm.registry import Part, Registry
 
@@ -33,6 +33,8 @@ SOURCES = Registry(
         "rlvlm.data.files.parquet",
         "rlvlm.data.files.folders",
         "rlvlm.data.files.tars",
+        "rlvlm.data.toys.shapes",
+        "rlvlm.data.toys.digits",
     ),
     readable=lambda: ("path", "split", "seed"),
 )
@@ -63,7 +65,7 @@ class Source:
         self._length = len(rows if self._picked is None else self._picked)
         if config.limit is not None:
             self._length = min(self._length, config.limit)
-        self._format: Part | None = None
+        self._format = None if config.format is None else FORMATS.build(config.format)
 
     def __len__(self) -> int:
         return self._length
@@ -88,16 +90,11 @@ class Source:
         if not matches(row, self.config.where, self.origin(index)):
             return None
         origin = self.origin(index)
-        if self._format is None:
-            self._format = detect_format(row, self.config.format, bool(self.config.columns), origin)
-        return as_record(row, self._format, self.config.columns, origin)
+        return as_record(row, self.format(row, origin), self.config.columns, origin)
 
-    @property
-    def format_name(self) -> str:
-        """The name of the rows' format, told from the first row if none is set."""
-        if self._format is None:
-            self._format = detect_format(self.raw(0), self.config.format, bool(self.config.columns), self.origin(0))
-        return self._format.name
+    def format(self, row: Mapping[str, Any], origin: str) -> Part:
+        """What the row's columns mean: the format that is set, or the one they tell."""
+        return format_of(row, self._format, bool(self.config.columns), origin)
 
 
 def open_sources(config: DataConfig, split: str = "train", seed: int = 0) -> list[Source]:
@@ -185,7 +182,7 @@ def _files_of_folder(folder: str, split: str) -> list[str]:
         return [inner]  # a folder written by datasets.save_to_disk
     names = sorted(
         os.path.relpath(name, folder)
-        for pattern in ("*", "data/*", f"{split}/*")
+        for pattern in ("*", "data/*", *([f"{split}/*"] if split else ()))
         for name in glob.glob(os.path.join(folder, pattern))
         if Path(name).suffix.lower() in _BY_SUFFIX
     )

@@ -56,7 +56,8 @@ class Dialogue:
 
 
 def dialogue_turns(record: Mapping[str, Any], template: Template, system: str | None = None) -> Messages:
-    """The turns of a record, ending with an answer: its messages as they are, or problem (by the template) and answer.
+    """The turns of a record, ending with an answer: its messages as they are, or problem (by the template) and ``response``
+    (else ``answer``).
 
     Raises ``DataError`` for a record with neither an assistant's turn nor an answer.
     """
@@ -64,11 +65,13 @@ def dialogue_turns(record: Mapping[str, Any], template: Template, system: str | 
         turns = place_pictures([dict(turn) for turn in record["messages"]], len(record.get("images", ())))
         head = system if system is not None else template.system
         return turns if head is None or turns[0]["role"] == "system" else [{"role": "system", "content": head}, *turns]
-    answer = record.get("answer")
+    answer = record.get("response", record.get("answer"))
     if isinstance(answer, (list, tuple)):
         answer = answer[0] if answer else None
     if answer is None:
-        raise DataError("the record holds nothing to learn from: neither an assistant's turn nor an answer.")
+        raise DataError(
+            "the record holds nothing to learn from: neither an assistant's turn nor a 'response' or 'answer'."
+        )
     turns, _ = to_messages(record, template, system)
     return [*turns, {"role": "assistant", "content": str(answer)}]
 

@@ -35,7 +35,7 @@ class JsonRows(Sequence[dict[str, Any]]):
     def __getitem__(self, row: Any) -> Any:
         start, end = (int(bound) for bound in self._ranges[row])
         try:
-            value = json.loads(self._bytes()[start:end])
+            value = json.loads(self._bytes()[start:end].decode("utf-8-sig"))
         except (ValueError, RecursionError) as error:  # bad JSON or bad UTF-8
             raise DataError(f"{self.path}, row {row}: no valid JSON ({error}).") from error
         if not isinstance(value, dict):

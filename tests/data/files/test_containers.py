@@ -1,0 +1,132 @@
+"""Parquet, Arrow folders and tars as lazy rows."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pickle
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import webdataset
+
+from rlvlm.data.files import folders, parquet, tars
+from rlvlm.errors import DataError
+from tests.data.helpers import png
+
+ROWS: list[dict[str, Any]] = [
+    {"problem": f"q{i}", "images": [{"bytes": png(), "path": None}] * (i % 3)} for i in range(700)
+]
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("RLVLM_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.mark.parametrize("in_memory", [1 << 30, 0])
+def test_parquet_rows_of_any_group_in_any_order(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, in_memory: int
+) -> None:
+    monkeypatch.setattr(parquet, "_IN_MEMORY", in_memory)
+    pq.write_table(pa.Table.from_pylist(ROWS), tmp_path / "a.parquet", row_group_size=300)
+    rows = parquet.parquet(str(tmp_path / "a.parquet"))
+    assert len(rows) == 700
+    for row in (699, 0, 299, 300, 556, 555):
+        assert rows[row] == ROWS[row]
+    assert pickle.loads(pickle.dumps(rows))[5] == ROWS[5]
+    with pytest.raises(IndexError):
+        rows[700]
+    assert cache.exists() == (in_memory == 0), "large files are unpacked to the cache, small ones leave no trace"
+    assert len(list(cache.rglob("*.arrow"))) == (3 if in_memory == 0 else 0)
+
+
+def test_a_changed_parquet_file_is_unpacked_anew(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parquet, "_IN_MEMORY", 0)
+    path = tmp_path / "a.parquet"
+    for text in ("old", "new"):
+        pq.write_table(pa.table({"problem": [text]}), path)
+        os.utime(path, ns=(0, len(text) + ord(text[0])))
+        assert parquet.parquet(str(path))[0] == {"problem": text}
+
+
+def test_a_file_that_is_no_parquet(tmp_path: Path) -> None:
+    (tmp_path / "a.parquet").write_bytes(b"PAR1 nonsense")
+    with pytest.raises(DataError, match=r"a\.parquet: no parquet"):
+        parquet.parquet(str(tmp_path / "a.parquet"))
+
+
+def test_a_folder_of_datasets_save_to_disk_with_a_filter(tmp_path: Path) -> None:
+    whole = datasets.Dataset.from_list(ROWS[:20])
+    whole.save_to_disk(tmp_path / "whole", num_shards=3)
+    whole.select([7, 3, 11]).save_to_disk(tmp_path / "picked")
+    datasets.DatasetDict({"train": whole}).save_to_disk(tmp_path / "dict")
+    assert list(folders.arrow(str(tmp_path / "whole"))) == ROWS[:20]
+    picked = folders.arrow(str(tmp_path / "picked"))
+    assert list(picked) == [ROWS[7], ROWS[3], ROWS[11]]
+    assert pickle.loads(pickle.dumps(picked))[0] == ROWS[7]
+    with pytest.raises(DataError, match=r"several splits; name one of .*dict@train"):
+        folders.arrow(str(tmp_path / "dict"))
+
+
+def test_load_dataset_gives_pictures_undecoded(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    frame = datasets.Dataset.from_list(ROWS[1:4]).cast_column("images", datasets.Sequence(datasets.Image()))
+    frame.to_parquet(tmp_path / "data" / "train-00000.parquet")
+    rows = folders.hub(f"{tmp_path}@train")
+    assert rows[0]["problem"] == "q1"
+    assert rows[0]["images"][0]["bytes"] == png()
+    with pytest.raises(DataError, match="can't be loaded"):
+        folders.hub(f"{tmp_path}@nosplit")
+
+
+def write_tar(path: Path, count: int, format: int) -> None:
+    with tarfile.open(path, "w", format=format) as tar:
+        for row in range(count):
+            for extension, content in (
+                ("img10.png", png((10, 10))),
+                ("img2.png", png((2, 2))),
+                ("json", json.dumps({"problem": f"q{row}"}).encode()),
+            ):
+                entry = tarfile.TarInfo(f"{'folder/' * (1 + 20 * (row % 2))}{row:04d}.{extension}")
+                entry.size = len(content)
+                tar.addfile(entry, io.BytesIO(content))
+
+
+@pytest.mark.parametrize("format", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_members_of_a_tar_with_one_base_name_are_one_row(tmp_path: Path, format: int) -> None:
+    write_tar(tmp_path / "a.tar", 4, format)
+    rows = tars.webdataset(str(tmp_path / "a.tar"))
+    assert [row["problem"] for row in rows] == ["q0", "q1", "q2", "q3"]
+    assert rows[0]["images"] == [png((2, 2)), png((10, 10))], "img2 before img10"
+    assert rows[1]["__key__"].endswith("folder/0001")
+    with tarfile.open(tmp_path / "a.tar") as tar:
+        assert [name for name, _, _ in tars.tar_members(str(tmp_path / "a.tar"))] == tar.getnames()
+
+
+def test_tars_of_the_webdataset_library_with_captions(tmp_path: Path) -> None:
+    with webdataset.TarWriter(str(tmp_path / "a.tar")) as sink:
+        sink.write({"__key__": "x", "jpg": png(), "txt": "a red square"})
+    row = tars.webdataset(str(tmp_path / "a.tar"))[0]
+    assert (row["caption"], row["images"]) == ("a red square", [png()])
+
+
+def test_broken_tars_say_what_is_wrong(tmp_path: Path) -> None:
+    write_tar(tmp_path / "a.tar", 2, tarfile.USTAR_FORMAT)
+    content = (tmp_path / "a.tar").read_bytes()
+    for size, where in ((540, "inside"), (600, "behind")):
+        (tmp_path / "cut.tar").write_bytes(content[:size])
+        with pytest.raises(DataError, match=f"cut off {where} member"):
+            tars.webdataset(str(tmp_path / "cut.tar"))
+    with tarfile.open(tmp_path / "a.tar.gz", "w:gz") as tar:
+        tar.add(tmp_path / "a.tar", "b")
+    (tmp_path / "gz.tar").write_bytes((tmp_path / "a.tar.gz").read_bytes() + b"x" * 600)
+    with pytest.raises(DataError, match="compressed tars are not read"):
+        tars.webdataset(str(tmp_path / "gz.tar"))
