@@ -16,7 +16,7 @@ from rlvlm.models.config import ModelConfig
 from rlvlm.models.policy import Policy
 from rlvlm.registry import Registry
 
-BUILDERS = Registry("model builder", "model_builders", readable=lambda: ())
+BUILDERS = Registry("model builder", "model_builders", builtins=("rlvlm.models.toys",), readable=lambda: ())
 """Functions of options that make a model in memory and return ``ModelParts``."""
 
 register_model_builder = BUILDERS.register
@@ -53,8 +53,14 @@ def load_policy(config: ModelConfig) -> Policy:
     else:
         policy.add_adapters(config.lora)
     if config.gradient_checkpointing:
-        parts.model.gradient_checkpointing_enable({"use_reentrant": False})
+        _enable_checkpointing(parts.model)
     return policy.train(config.gradient_checkpointing)  # layers recompute in train mode only
+
+
+def _enable_checkpointing(model: Any) -> None:
+    """Recomputes every layer in the backward pass; transformers is about to rename the method."""
+    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    enable({"use_reentrant": False})
 
 
 def load_parts(path: str, dtype: torch.dtype) -> ModelParts:
