@@ -1,0 +1,80 @@
+"""``rlvlm <verb> …``: sets what must be set before torch is imported, then loads the verb that is named."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+import rlvlm
+from rlvlm.errors import ConfigError, RlvlmError, nearest
+
+VERBS: dict[str, tuple[str, str]] = {
+    "train": ("rlvlm.cli.train", "run a recipe, with overrides: rlvlm train quickstart actor.epochs=2"),
+    "check": ("rlvlm.cli.check", "find everything wrong with a recipe without loading a model"),
+    "recipes": ("rlvlm.cli.recipes", "list the recipes"),
+    "parts": ("rlvlm.cli.parts", "list the parts of each kind, their options and what they read"),
+    "report": ("rlvlm.cli.report", "make report.html again from a run directory"),
+    "score": ("rlvlm.cli.score", "score completions in a file with reward rules"),
+    "rewards": ("rlvlm.cli.rewards", "list the reward rules with examples"),
+    "data": ("rlvlm.cli.data", "look at, select, balance and pack data"),
+}
+
+USAGE_ERROR, FAILURE, INTERRUPTED = 2, 1, 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one verb and returns the exit code: 0 done, 1 it failed, 2 it was asked for wrongly."""
+    given = list(sys.argv[1:] if argv is None else argv)
+    if not given or given[0] in ("-h", "--help", "help"):
+        print(usage())
+        return 0
+    if given[0] in ("-V", "--version"):
+        print(f"rlvlm {rlvlm.__version__}")
+        return 0
+    prepare_environment()
+    try:
+        return run_verb(given[0], given[1:])
+    except RlvlmError as error:
+        print(f"rlvlm {given[0]}: {error}", file=sys.stderr)
+        return USAGE_ERROR if isinstance(error, ConfigError) else FAILURE
+    except KeyboardInterrupt:
+        print(f"\nrlvlm {given[0]}: interrupted.", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:  # the reader of a pipe, such as head, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def run_verb(verb: str, argv: list[str]) -> int:
+    """Loads a verb and runs it; raises ``ConfigError`` for an unknown one."""
+    if verb not in VERBS:
+        raise ConfigError(f"there is no verb '{verb}'{nearest(verb, VERBS)}.")
+    code: int = importlib.import_module(VERBS[verb][0]).main(argv)
+    return code
+
+
+def usage() -> str:
+    """The help text."""
+    width = max(map(len, VERBS))
+    lines = [f"  {verb:<{width}}  {summary}" for verb, (_, summary) in VERBS.items()]
+    return "\n".join(["rlvlm: reinforcement learning for vision-language models", "", "rlvlm <verb> …", "", *lines])
+
+
+def prepare_environment() -> None:
+    """Settings that are read once, when torch or a tokenizer is loaded; a value that is set already stays.
+
+    Threads that wait for work by spinning cost a multiple of the time on a machine that does anything else, so they
+    are told to sleep. Several processes of one launch share the cores.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    os.environ.setdefault("GOMP_SPINCOUNT", "0")
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores // processes)))
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,242 @@
+"""``rlvlm check``: everything that can be found wrong with a recipe without loading a model, all of it at once."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rlvlm.conf.problems import RecipeError
+from rlvlm.conf.recipes import find_recipe, to_tree, tree_problems
+from rlvlm.conf.schema import Recipe
+from rlvlm.conf.stages import resolve_stages
+from rlvlm.conf.tree import build, strip_unknown
+from rlvlm.errors import RlvlmError, nearest
+from rlvlm.pipelines.config import Stage
+from rlvlm.registry import Registry, load_plugins
+
+
+@dataclass
+class Findings:
+    """What a check found: ``problems`` stop a run, ``notes`` say what could not be looked at (a file that is not there yet)."""
+
+    problems: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def attempt(self, work: Callable[..., Any], *given: Any) -> Any:
+        """Calls ``work``; an error of ours becomes a problem and the result ``None``."""
+        try:
+            return work(*given)
+        except RecipeError as error:
+            self.problems += error.problems
+        except RlvlmError as error:
+            self.problems.append(str(error))
+        return None
+
+    def attempt_all(self, nodes: Iterable[Any], work: Callable[[Any], Any]) -> bool:
+        """Calls ``work`` with each node and says whether none was a problem."""
+        before = len(self.problems)
+        for node in nodes:
+            self.attempt(work, node)
+        return len(self.problems) == before
+
+
+def examine(name_or_path: str | Path, overrides: Iterable[str] = ()) -> tuple[Recipe | None, Findings]:
+    """Composes a recipe and checks it: wrong keys and wrong parts come together, the ones do not hide the others.
+
+    The recipe is what could be made of it, and ``None`` where nothing could. Raises ``ConfigError`` when it is not there.
+    """
+    name, loader = find_recipe(name_or_path)
+    found = Findings()
+    config = found.attempt(loader.compose_leniently, name, list(overrides))
+    found.problems += loader.problems
+    tree = found.attempt(to_tree, config) if config is not None else None
+    if tree is None:
+        return None, found
+    recipe: Recipe = build(Recipe, strip_unknown(tree, Recipe), found.problems)
+    found.problems += tree_problems(tree)
+    parts = check_recipe(recipe)
+    return recipe, Findings(list(dict.fromkeys([*found.problems, *parts.problems])), parts.notes)
+
+
+def check_recipe(recipe: Recipe) -> Findings:
+    """Checks plug-ins, the parts of every stage with their options and needs, rewards against records, and engines."""
+    found = Findings()
+    found.attempt_all(recipe.plugins, lambda plugin: load_plugins([plugin]))
+    _check_trackers(recipe, found)
+    stages = found.attempt(resolve_stages, recipe) or []
+    of_stage = {stage.name: check_stage(stage) for stage in stages}
+    for name, own in of_stage.items():
+        for problem in own.problems:
+            everywhere = all(problem in other.problems for other in of_stage.values())
+            found.problems.append(problem if everywhere else f"stage '{name}': {problem}")
+        found.notes += own.notes
+    return Findings(list(dict.fromkeys(found.problems)), list(dict.fromkeys(found.notes)))
+
+
+def check_stage(stage: Stage) -> Findings:
+    """Checks one complete stage."""
+    from rlvlm.engines.train.optim import check_optimizer
+    from rlvlm.pipelines.stages import PIPELINES
+
+    found = Findings()
+    found.attempt(PIPELINES.build, stage.pipeline)
+    found.attempt(check_optimizer, stage.actor.optimizer)
+    _check_model(stage, found)
+    _check_engines(stage, found)
+    if stage.pipeline == "rlvr":
+        _check_algorithm(stage, found)
+    if stage.pipeline == "rlvr" or stage.reward.rules:
+        _check_rewards(stage, found)
+    _check_data(stage, found)
+    return found
+
+
+def _check_trackers(recipe: Recipe, found: Findings) -> None:
+    from rlvlm.tracking.trackers import TRACKERS
+
+    def check(node: Any) -> None:
+        package = TRACKERS.build(node).traits["package"]
+        if package is not None and importlib.util.find_spec(package) is None:
+            found.problems.append(
+                f"tracker '{package}' needs the package '{package}'; pip install 'rlvlm[trackers]', or take it out of run.trackers."
+            )
+
+    found.attempt_all(recipe.run.trackers, check)
+
+
+def _check_model(stage: Stage, found: Findings) -> None:
+    path, node = stage.model.path, stage.model.build
+    if stage.init == "previous":
+        return
+    if (path is None) == (node is None):
+        found.problems.append("a model is either loaded or built; give exactly one of model.path and model.build.")
+    elif node is not None:
+        from rlvlm.models.loading import BUILDERS
+
+        found.attempt(BUILDERS.build, node)
+    elif not (Path(path) / "config.json").is_file():  # type: ignore[arg-type]
+        found.notes.append(f"model.path '{path}' holds no config.json yet, so the model was not looked at.")
+
+
+def _check_engines(stage: Stage, found: Findings) -> None:
+    from rlvlm.engines.inference.base import check_inference_engine
+    from rlvlm.engines.inference.config import SamplingParams
+    from rlvlm.engines.train.base import TRAIN_ENGINES
+
+    found.attempt(TRAIN_ENGINES.build, stage.train_engine)
+    params = found.attempt(lambda: SamplingParams(**vars(stage.rollout)))
+    found.attempt(lambda: check_inference_engine(stage.inference_engine, params=params))
+
+
+def _check_algorithm(stage: Stage, found: Findings) -> None:
+    from rlvlm.algorithm import Algorithm
+    from rlvlm.algos.registries import ADVANTAGES, AGGREGATIONS, CORRECTIONS, FILTERS, POLICY_LOSSES, REGULARIZERS
+    from rlvlm.algos.weighted import build_kl_in_reward, build_value_loss, build_weighted
+    from rlvlm.pipelines.planner import plan_passes
+
+    config = stage.algorithm
+    named: list[tuple[Registry, Any]] = [
+        (ADVANTAGES, config.advantage),
+        (POLICY_LOSSES, config.policy_loss),
+        (AGGREGATIONS, config.aggregation),
+        *((CORRECTIONS, node) for node in _listed(config.correction)),
+        *((FILTERS, node) for node in config.filters),
+    ]
+    sound = [
+        found.attempt_all(named, lambda pair: pair[0].build(pair[1])),
+        found.attempt_all(
+            config.regularizers.items(),
+            lambda item: build_weighted(REGULARIZERS, item[0], item[1], "algorithm.regularizers"),
+        ),
+        found.attempt_all([config.value_loss], build_value_loss),
+        found.attempt_all([config.kl_in_reward], build_kl_in_reward),
+    ]
+    algorithm = found.attempt(Algorithm, config) if all(sound) else None
+    if algorithm is not None:
+        found.attempt(
+            lambda: plan_passes(
+                algorithm.needs,
+                algorithm.reads_before_update,
+                optimizer_steps=stage.actor.epochs * stage.actor.mini_batches,
+                dropout_active=False,
+            )
+        )
+
+
+def _check_rewards(stage: Stage, found: Findings) -> None:
+    from rlvlm.rewards.compose import build_rules
+
+    def alone(item: tuple[str, Any]) -> None:
+        label, node = item
+        if isinstance(node, Mapping):
+            node = {
+                key: value for key, value in node.items() if key != "gate"
+            }  # gates are checked with all rules at hand
+        build_rules(dataclasses.replace(stage.reward, rules={label: node}))
+
+    if found.attempt_all(stage.reward.rules.items(), alone):
+        found.attempt(build_rules, stage.reward)
+    rule = stage.run.accuracy_rule
+    if rule is not None and rule not in stage.reward.rules:
+        found.problems.append(
+            f"run.accuracy_rule is '{rule}', which is none of reward.rules{nearest(rule, stage.reward.rules)}."
+        )
+
+
+def _check_data(stage: Stage, found: Findings) -> None:
+    from rlvlm.data.prompts import find_template
+
+    found.attempt(find_template, stage.data.template)
+    if stage.data.train is None:
+        found.problems.append("data.train is empty; name a file, a source or a list of them.")
+    for split in ("train", "eval"):
+        _check_records(stage, split, found)
+
+
+def _check_records(stage: Stage, split: str, found: Findings) -> None:
+    """Opens each source and reads its first record: its format, its columns, and what the reward rules read of them."""
+    from rlvlm.data.config import read_sources
+    from rlvlm.data.sources import open_source
+    from rlvlm.rewards.samples import check_columns
+
+    for source in found.attempt(read_sources, getattr(stage.data, split), f"data.{split}") or []:
+        if source.path is not None and not Path(source.path.partition("@")[0]).exists():
+            found.notes.append(f"data.{split} '{source.path}' is not there yet, so its records were not looked at.")
+            continue
+        opened = found.attempt(open_source, source, stage.data, split, stage.run.seed)
+        if opened is None:
+            continue
+        if not len(opened):
+            found.problems.append(f"data.{split} '{opened.name}' has no records.")
+            continue
+        record = found.attempt(opened.__getitem__, 0)
+        if record is not None and stage.reward.rules:
+            found.attempt(check_columns, record)
+            _check_reads(stage, record, f"data.{split} '{opened.name}'", found)
+
+
+def _check_reads(stage: Stage, record: Mapping[str, Any], where: str, found: Findings) -> None:
+    from rlvlm.rewards.compose import build_rules
+    from rlvlm.rewards.samples import known_names
+
+    try:
+        rules = build_rules(stage.reward)
+    except RlvlmError:
+        return  # told already
+    there = {*known_names(), *record}
+    for rule in rules:
+        for name in rule.part.needs if rule.part is not None else ():
+            if name not in there:
+                found.problems.append(
+                    f"reward rule '{rule.label}' reads '{name}', which the records of {where} do not have{nearest(name, there)}."
+                )
+
+
+def _listed(node: Any) -> list[Any]:
+    if node is None:
+        return []
+    return list(node) if isinstance(node, list) else [node]

@@ -1,0 +1,194 @@
+"""Plain trees against dataclasses: which keys there are, what fits them, and the dataclass made from a tree."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import functools
+import types
+import typing
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from rlvlm.errors import RlvlmError, nearest
+
+Tree = dict[str, Any]
+
+
+@functools.cache
+def annotations_of(cls: type) -> dict[str, Any]:
+    """Field names of a dataclass and their annotations, resolved."""
+    hints = typing.get_type_hints(cls)
+    return {entry.name: hints[entry.name] for entry in dataclasses.fields(cls)}
+
+
+def nested(annotation: Any) -> type | None:
+    """The dataclass that an annotation is, or is optionally; ``None`` for anything else."""
+    candidates = typing.get_args(annotation) if _is_union(annotation) else (annotation,)
+    return next((one for one in candidates if isinstance(one, type) and dataclasses.is_dataclass(one)), None)
+
+
+def known_paths(cls: type, prefix: str = "") -> list[str]:
+    """Every key of a dataclass tree, dotted: groups and leaves."""
+    paths = []
+    for name, annotation in annotations_of(cls).items():
+        paths.append(prefix + name)
+        below = nested(annotation)
+        if below is not None:
+            paths.extend(known_paths(below, f"{prefix}{name}."))
+    return paths
+
+
+def leaves(cls: type, prefix: str = "") -> Iterator[str]:
+    """Every dotted key of a dataclass tree that holds a value and not a group of keys."""
+    for path in known_paths(cls):
+        if not any(other.startswith(path + ".") for other in known_paths(cls)):
+            yield prefix + path
+
+
+def suggest(path: str, known: Iterable[str]) -> str:
+    """Words the key that a wrong one was most likely meant to be: a sibling, the same name elsewhere, or one that looks alike."""
+    known = list(known)
+    parent, _, name = path.rpartition(".")
+    siblings = {entry.rpartition(".")[2]: entry for entry in known if entry.rpartition(".")[0] == parent}
+    elsewhere = [entry for entry in known if entry.rpartition(".")[2] == name]
+    close = difflib.get_close_matches(name, siblings, n=1, cutoff=0.7)
+    if close:
+        return f" (did you mean '{siblings[close[0]]}'?)"
+    if elsewhere:
+        return f" (did you mean '{min(elsewhere, key=len)}'?)"
+    names = {entry.rpartition(".")[2]: entry for entry in known}
+    close = difflib.get_close_matches(path, known, n=1, cutoff=0.7) or [
+        names[match] for match in difflib.get_close_matches(name, names, n=1, cutoff=0.75)
+    ]
+    if close:
+        return f" (did you mean '{close[0]}'?)"
+    return nearest(name, siblings) if siblings else ""
+
+
+def find_problems(tree: Mapping[str, Any], cls: type, known: Iterable[str] | None = None, path: str = "") -> list[str]:
+    """Keys that the dataclass does not have and values that do not fit, as the ends of sentences: ``(key, what is wrong)``.
+
+    Values that are not known yet (``???``, interpolations) pass.
+    """
+    known = known_paths(cls) if known is None else known
+    problems = []
+    for name, value in tree.items():
+        key = f"{path}{name}"
+        annotation = annotations_of(cls).get(str(name))
+        if annotation is None:
+            problems.append(f"the key '{key}' does not exist{suggest(key, known)}")
+        elif not _is_open(value):
+            problems.extend(_value_problems(value, annotation, known, key))
+    return problems
+
+
+def strip_unknown(tree: Mapping[str, Any], cls: type) -> Tree:
+    """The tree without keys that the dataclass does not have and without values that can't be what they are meant to be."""
+    kept: Tree = {}
+    for name, value in tree.items():
+        annotation = annotations_of(cls).get(str(name))
+        if annotation is None or _value_problems(value, annotation, (), str(name), deep=False):
+            continue
+        below = nested(annotation)
+        kept[str(name)] = strip_unknown(value, below) if below is not None and isinstance(value, Mapping) else value
+    return kept
+
+
+def build(cls: type, tree: Mapping[str, Any], problems: list[str], path: str = "") -> Any:
+    """Makes the dataclass from a tree that :func:`find_problems` has nothing against; defaults fill what is absent.
+
+    What a dataclass itself refuses is added to ``problems``, and its defaults stand in, so that all errors come at once.
+    """
+    values = {}
+    for name, annotation in annotations_of(cls).items():
+        if name not in tree:
+            continue
+        value, below = tree[name], nested(annotation)
+        if below is not None and value is not None:
+            values[name] = build(below, value, problems, f"{path}{name}.")
+        else:
+            values[name] = float(value) if annotation is float and isinstance(value, int) else value
+    try:
+        return cls(**values)
+    except RlvlmError as error:
+        problems.append(str(error))
+        return cls()
+
+
+def missing_keys(tree: Mapping[str, Any], path: str = "") -> list[str]:
+    """Dotted keys whose value is still to be given (``???``)."""
+    found = []
+    for name, value in tree.items():
+        if isinstance(value, Mapping):
+            found.extend(missing_keys(value, f"{path}{name}."))
+        elif value == "???":
+            found.append(f"{path}{name}")
+    return found
+
+
+def fits(value: Any, annotation: Any) -> bool:
+    """Whether a plain value fits an annotation, elements of lists and values of mappings included."""
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if annotation is Any:
+        return True
+    if _is_union(annotation):
+        return any(fits(value, argument) for argument in arguments)
+    if origin is typing.Literal:
+        return value in arguments
+    if annotation in (None, type(None)):
+        return value is None
+    if (origin or annotation) in (list, tuple):
+        element = arguments[0] if arguments else Any
+        return isinstance(value, (list, tuple)) and all(_is_open(one) or fits(one, element) for one in value)
+    if (origin or annotation) in (dict, Mapping):
+        entry = arguments[1] if arguments else Any
+        return isinstance(value, Mapping) and all(_is_open(one) or fits(one, entry) for one in value.values())
+    if annotation is bool or isinstance(value, bool):
+        return annotation is bool and isinstance(value, bool)
+    return isinstance(value, (int, float) if annotation is float else annotation)
+
+
+def spell(annotation: Any) -> str:
+    """An annotation in words: ``a whole number or null``."""
+    arguments = typing.get_args(annotation)
+    if _is_union(annotation):
+        return " or ".join(dict.fromkeys(spell(argument) for argument in arguments))
+    if typing.get_origin(annotation) is typing.Literal:
+        return "one of " + ", ".join(map(str, arguments))
+    words = {
+        int: "a whole number",
+        float: "a number",
+        bool: "true or false",
+        str: "text",
+        None: "null",
+        type(None): "null",
+    }
+    if annotation in words:
+        return words[annotation]
+    if (typing.get_origin(annotation) or annotation) in (list, tuple):
+        return f"a list ([{words.get(arguments[0], '…') if arguments else '…'}, …])"
+    return "a mapping ({key: value})"
+
+
+def _value_problems(value: Any, annotation: Any, known: Iterable[str], key: str, deep: bool = True) -> list[str]:
+    below = nested(annotation)
+    if below is not None:
+        if isinstance(value, Mapping):
+            return find_problems(value, below, known, f"{key}.") if deep else []
+        if value is None and _is_union(annotation):
+            return []
+        return [f"the key '{key}' is a group of keys ({', '.join(annotations_of(below))}), got {value!r}"]
+    return (
+        []
+        if _is_open(value) or fits(value, annotation)
+        else [f"the key '{key}' takes {spell(annotation)}, got {value!r}"]
+    )
+
+
+def _is_open(value: Any) -> bool:
+    return isinstance(value, str) and (value == "???" or "${" in value)
+
+
+def _is_union(annotation: Any) -> bool:
+    return typing.get_origin(annotation) in (typing.Union, types.UnionType)
