@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 from rlvlm.data.config import DataConfig, SourceConfig, read_sources
 from rlvlm.data.records import FORMATS, as_record, column_of, format_of
 from rlvlm.errors import ConfigError, DataError, nearest
-from rlvlm.registry import Part, Registry
+from rlvlm.registry import Registry
 
 SOURCES = Registry(
     "source",
@@ -84,17 +84,17 @@ class Source:
 
     def __getitem__(self, index: int) -> dict[str, Any] | None:
         """The record, or ``None`` where ``where`` leaves it out; raises ``DataError`` naming file and row."""
+        return self.read(index)[0]
+
+    def read(self, index: int) -> tuple[dict[str, Any] | None, str]:
+        """The record as ``self[index]`` gives it, and the name of its row's format."""
         if not 0 <= index < self._length:
             raise IndexError(index)
-        row = self.raw(index)
-        if not matches(row, self.config.where, self.origin(index)):
-            return None
-        origin = self.origin(index)
-        return as_record(row, self.format(row, origin), self.config.columns, origin)
-
-    def format(self, row: Mapping[str, Any], origin: str) -> Part:
-        """What the row's columns mean: the format that is set, or the one they tell."""
-        return format_of(row, self._format, bool(self.config.columns), origin)
+        row, origin = self.raw(index), self.origin(index)
+        if not matches(row, self.config.where, origin):
+            return None, ""
+        format = format_of(row, self._format, bool(self.config.columns), origin)
+        return as_record(row, format, self.config.columns, origin), format.name
 
 
 def open_sources(config: DataConfig, split: str = "train", seed: int = 0) -> list[Source]:

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoImageProcessor, AutoModelForImageTextToText, AutoTokenizer
+from transformers import AutoConfig, AutoImageProcessor, AutoModelForImageTextToText, AutoTokenizer
 
 from rlvlm.errors import ConfigError
 from rlvlm.models.attention import ATTENTION
 from rlvlm.models.config import ModelConfig
+from rlvlm.models.families.base import Family, family_of
 from rlvlm.models.policy import Policy
 from rlvlm.registry import Registry
 
@@ -65,13 +66,27 @@ def _enable_checkpointing(model: Any) -> None:
 
 def load_parts(path: str, dtype: torch.dtype) -> ModelParts:
     """Model, tokenizer and image processor of a folder; no processor class is used, so no torchvision is needed."""
+    _check_folder(path)
+    model = AutoModelForImageTextToText.from_pretrained(path, dtype=dtype, attn_implementation=ATTENTION)
+    return ModelParts(model, *_load_processors(path))
+
+
+def load_family(path: str) -> Family:
+    """The family of a folder's model, bound to its tokenizer and image processor; loads no weights."""
+    _check_folder(path)
+    return family_of(AutoConfig.from_pretrained(path), *_load_processors(path))
+
+
+def _check_folder(path: str) -> None:
     if not (Path(path) / "config.json").is_file():
         raise ConfigError(f"model.path '{path}' holds no config.json; give a folder written by save_pretrained.")
-    model = AutoModelForImageTextToText.from_pretrained(path, dtype=dtype, attn_implementation=ATTENTION)
+
+
+def _load_processors(path: str) -> tuple[Any, Any]:
     tokenizer = AutoTokenizer.from_pretrained(path)
     if not tokenizer.chat_template:
         tokenizer.chat_template = _processor_template(Path(path))
-    return ModelParts(model, tokenizer, AutoImageProcessor.from_pretrained(path, backend="pil"))
+    return tokenizer, AutoImageProcessor.from_pretrained(path, backend="pil")
 
 
 def _processor_template(folder: Path) -> str | None:

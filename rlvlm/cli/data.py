@@ -1,0 +1,121 @@
+"""``rlvlm data``: look at data, choose prompts, balance concepts, pack samples."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from rlvlm.errors import RlvlmError
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one verb; returns 0, 1 where the data has faults, or 2 where the call itself is wrong."""
+    parser = _parser()
+    arguments = parser.parse_args(argv)
+    run: Callable[[argparse.Namespace], int] = arguments.run
+    try:
+        return run(arguments)
+    except RlvlmError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="rlvlm data", description=__doc__)
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+    _add_check(verbs)
+    return parser
+
+
+# ---------------------------------------------------------------------- shared options
+
+
+def _add_source(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("path", help="data file, folder, pattern, folder@split, or a registered source's name")
+    group = parser.add_argument_group("how the data is read")
+    group.add_argument("--format", help="what a row means; told from its columns by default")
+    group.add_argument(
+        "--columns", default="{}", help='our column names to the file\'s, as JSON: {"problem": "question"}'
+    )
+    group.add_argument(
+        "--where", default="{}", help='only matching rows, as JSON: {"kind": ["a", "b"], "level": {"max": 3}}'
+    )
+    group.add_argument("--template", help="prompt template; a record's own comes first")
+    group.add_argument("--image-folder", help="where pictures' paths start; the data file's folder by default")
+    group.add_argument("--allow-outside", action="store_true", help="let pictures' paths lead outside that folder")
+    group.add_argument("--min-pixels", type=int)
+    group.add_argument("--max-pixels", type=int)
+    group.add_argument("--max-prompt-tokens", type=int)
+    group.add_argument("--limit", type=int, help="only the first so many rows")
+    group.add_argument(
+        "--plugin", action="append", default=[], help="a .py file with formats, sources or rewards of your own"
+    )
+
+
+def _config_of(arguments: argparse.Namespace) -> Any:
+    from rlvlm.data.config import DataConfig
+    from rlvlm.registry import load_plugins
+
+    load_plugins(arguments.plugin)
+    columns, where = _json_option(arguments, "columns"), _json_option(arguments, "where")
+    node: dict[str, Any] = {"where": where, "format": arguments.format, "limit": arguments.limit}
+    node["path" if any(mark in arguments.path for mark in "/\\.@") else "name"] = arguments.path
+    return DataConfig(
+        train=node,
+        template=arguments.template,
+        columns=columns,
+        image_folder=arguments.image_folder,
+        allow_outside=arguments.allow_outside,
+        min_pixels=arguments.min_pixels,
+        max_pixels=arguments.max_pixels,
+        max_prompt_tokens=arguments.max_prompt_tokens,
+    )
+
+
+def _json_option(arguments: argparse.Namespace, name: str) -> dict[str, Any]:
+    from rlvlm.errors import ConfigError
+
+    text = getattr(arguments, name)
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"--{name} is no valid JSON ({error}): {text}") from error
+    if not isinstance(value, dict):
+        raise ConfigError(f"--{name} is a JSON object, got {text}")
+    return value
+
+
+# ---------------------------------------------------------------------- check
+
+
+def _add_check(verbs: Any) -> None:
+    parser = verbs.add_parser("check", help="what a file holds and what is wrong with it")
+    _add_source(parser)
+    parser.add_argument("--model", help="folder of a model: counts tokens by its tokenizer and image processor")
+    parser.add_argument(
+        "--decode", action="store_true", help="also decode every picture, to find files that are cut off"
+    )
+    parser.add_argument("--dialogues", action="store_true", help="read rows as dialogues to learn from, not as prompts")
+    parser.add_argument("--json", action="store_true", help="print the numbers as JSON")
+    parser.set_defaults(run=_check)
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    from rlvlm.data.check import as_text, check_source
+    from rlvlm.data.sources import open_sources
+
+    config = _config_of(arguments)
+    family = _family(arguments.model) if arguments.model else None
+    (source,) = open_sources(config)
+    report = check_source(source, config, family, decode=arguments.decode, dialogues=arguments.dialogues)
+    print(json.dumps(report.as_dict(), indent=1) if arguments.json else as_text(report))
+    return 1 if report.fault_count else 0
+
+
+def _family(path: str) -> Any:
+    from rlvlm.models.loading import load_family
+
+    return load_family(path)
