@@ -1,32 +1,21 @@
-"""Data: records from any file or generator, pictures decoded when used, prompts, and batches of them.
-
-Names are loaded when they are first used, so that the settings can be read without torch.
-"""
+"""Data: records from any file or generator, pictures decoded when used, prompts, and batches of them."""
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
+from rlvlm._lazy import attach
 
-_HOME = {
-    "DataConfig": "config",
-    "SourceConfig": "config",
-    "Loader": "loader",
-    "Picture": "media",
-    "PictureLimits": "media",
-    "TEMPLATES": "prompts",
-    "register_format": "records",
-    "register_source": "sources",
-    "open_sources": "sources",
-    "supervised_loader": "supervised",
-}
-
-__all__ = sorted(_HOME)
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        from rlvlm.errors import nearest
-
-        raise AttributeError(f"module 'rlvlm.data' has no attribute '{name}'{nearest(name, _HOME)}")
-    return getattr(importlib.import_module(f"rlvlm.data.{_HOME[name]}"), name)
+__getattr__, __dir__, __all__ = attach(
+    __name__,
+    {
+        "DataConfig": "rlvlm.data.config",
+        "SourceConfig": "rlvlm.data.config",
+        "Loader": "rlvlm.data.loader",
+        "Picture": "rlvlm.data.media",
+        "PictureLimits": "rlvlm.data.media",
+        "TEMPLATES": "rlvlm.data.prompts",
+        "register_format": "rlvlm.data.records",
+        "register_source": "rlvlm.data.sources",
+        "open_sources": "rlvlm.data.sources",
+        "supervised_loader": "rlvlm.data.supervised",
+    },
+)

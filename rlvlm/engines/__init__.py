@@ -1,0 +1,1 @@
+"""Engines: what trains a policy, and what samples from it."""

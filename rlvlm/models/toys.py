@@ -9,10 +9,10 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from transformers import (
     CLIPImageProcessorPil,
     CLIPVisionConfig,
-    LlamaConfig,
     LlavaConfig,
     LlavaForConditionalGeneration,
     PreTrainedTokenizerFast,
+    Qwen2Config,
 )
 
 from rlvlm.models.loading import ModelParts, register_model_builder
@@ -32,29 +32,27 @@ HEAD = 32  # vLLM's CPU attention takes no smaller one
 def toy_llava(
     *,
     task: Literal["shapes", "digits"] = "shapes",
-    hidden: int = 96,
+    hidden: int = 128,
     layers: int = 2,
-    heads: int = 4,
     kv_heads: int = 2,
-    mlp: int = 288,
-    vision_hidden: int = 96,
+    mlp: int = 160,
+    vision_hidden: int = 128,
     vision_layers: int = 1,
-    vision_mlp: int = 192,
+    vision_mlp: int = 128,
     side: int = 42,
     patch: int = 14,
-    init_std: float = 0.08,
+    init_std: float = 0.12,
 ) -> ModelParts:
-    """A LLaVA-architecture model (CLIP tower, projector, Llama) of about 0.4 M parameters with a tokenizer for a toy task."""
+    """A LLaVA-architecture model (CLIP tower, projector, Qwen2) of about 0.4 M parameters with a tokenizer for a toy task."""
     tokenizer = toy_tokenizer(_corpus(task))
     ids = tokenizer.get_vocab()
-    text = LlamaConfig(
+    text = Qwen2Config(
         vocab_size=len(tokenizer),
         hidden_size=hidden,
         intermediate_size=mlp,
         num_hidden_layers=layers,
-        num_attention_heads=heads,
+        num_attention_heads=hidden // HEAD,
         num_key_value_heads=kv_heads,
-        head_dim=HEAD,
         max_position_embeddings=512,
         tie_word_embeddings=True,
         bos_token_id=None,

@@ -28,7 +28,7 @@ def build_engine(stage: Stage, policy: Policy, *, steps: int | None) -> TrainEng
         steps: optimiser steps of the whole stage, for the schedule; ``None`` makes an engine without an optimiser.
     """
     engine: TrainEngine = TRAIN_ENGINES.build(stage.train_engine)({})
-    engine.prepare(policy, None if steps is None else stage.actor.optimizer, steps or 0, layout=stage.model.layout)
+    engine.prepare(policy, None if steps is None else stage.actor.optimizer, steps or 0)
     return engine
 
 
@@ -43,7 +43,7 @@ def build_rlvr(stage: Stage, policy: Policy, reward: Reward, rollout: Rollout) -
     """Actor, reference, algorithm and the plan of passes around a policy; returns also the actor's engine."""
     algorithm = Algorithm(stage.algorithm)
     per_batch = stage.actor.epochs * stage.actor.mini_batches
-    reference_policy = None if policy.has_adapter else copy.deepcopy(policy)
+    reference_policy = None if policy.has_adapters else copy.deepcopy(policy)
     engine = build_engine(stage, policy, steps=stage.run.steps * per_batch)
     passes = plan_passes(
         algorithm.needs,

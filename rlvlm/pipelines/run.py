@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers.utils.logging import disable_progress_bar
 
 from rlvlm.errors import ConfigError
 from rlvlm.models.loading import load_policy
@@ -47,6 +48,7 @@ def train(
     if not stages:
         raise ConfigError("there is no stage to run; a recipe has at least one.")
     run = RunDir.create(run_dir)
+    disable_progress_bar()  # transformers' own bars would break into ours at every load and save
     summary = Summary(recipe=recipe, seed=stages[-1].run.seed)
     for stage in stages:
         load_plugins(stage.plugins)

@@ -22,14 +22,11 @@ register_train_engine = TRAIN_ENGINES.register
 class TrainEngine(Protocol):
     """Owns a policy's placement, its optimiser and its gradients; reaches the policy only through its forward."""
 
-    def prepare(
-        self, policy: Policy, optimizer: OptimizerConfig | None, total_steps: int, *, layout: str = "auto"
-    ) -> None:
+    def prepare(self, policy: Policy, optimizer: OptimizerConfig | None, total_steps: int) -> None:
         """Places (and shards) the policy, then builds the optimiser on what is there; ``None`` makes it inference only.
 
         Args:
             total_steps: optimiser steps of the whole run, for the schedule.
-            layout: how rows run through the model (``model.layout``).
         """
 
     @property

@@ -45,14 +45,12 @@ class LocalEngine:
         self._policy: Policy | None = None
         self._optimizer: torch.optim.AdamW | None = None
         self._groups: list[ParameterGroup] = []
-        self._config, self._total_steps, self._layout = OptimizerConfig(), 0, "auto"
+        self._config, self._total_steps = OptimizerConfig(), 0
 
-    def prepare(
-        self, policy: Policy, optimizer: OptimizerConfig | None, total_steps: int, *, layout: str = "auto"
-    ) -> None:
+    def prepare(self, policy: Policy, optimizer: OptimizerConfig | None, total_steps: int) -> None:
         """Places the policy and then builds the optimiser on its parameters; ``None`` makes the engine inference only."""
         self._policy = policy.to(self.device)
-        self._total_steps, self._layout = total_steps, layout
+        self._total_steps = total_steps
         if optimizer is not None:
             self._config = optimizer
             self._groups = group_parameters(policy.named_parameters(), optimizer, policy.part_of)
@@ -79,8 +77,7 @@ class LocalEngine:
         """Log-probs and entropy of one micro-batch, on the engine's device."""
         rows = self.policy.layout(batch).to(self.device)
         with torch.set_grad_enabled(grad), self._autocast():
-            outputs = self.policy(rows)
-        return outputs
+            return self.policy(rows)
 
     def backward(self, loss: Tensor) -> None:
         """Adds the gradient of one micro-batch's loss."""
