@@ -14,8 +14,9 @@ if TYPE_CHECKING:
 
     from rlvlm.batch import Batch
 
-READABLE = ("policy", "shared")
-"""What a factory may read: the policy to generate with, and whether that very module is the trainer's."""
+READABLE = ("policy", "shared", "autocast")
+"""What a factory may read: the policy to generate with, whether that very module is the trainer's, and the dtype that
+the trainer's forward computes in under autocast, ``None`` without it."""
 
 INFERENCE_ENGINES = Registry(
     "inference engine",

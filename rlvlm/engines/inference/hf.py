@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import threading
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -53,10 +54,16 @@ class HfEngine:
         for name, value in (("cache_tokens", cache_tokens), ("prefill_tokens", prefill_tokens)):
             if value < 1:
                 raise ConfigError(f"option '{name}' of inference engine 'hf' is at least 1, got {value}.")
+        if not shared and policy.has_adapters:
+            raise EngineError(
+                "inference engine 'hf' was given a copy of a policy with adapters, but new weights come with them merged in; "
+                "share the trainer's module, or copy the policy before its adapters are added."
+            )
         self._policy, self._shared, self._autocast = policy, shared, autocast
         self._cache_tokens, self._prefill_tokens = cache_tokens, prefill_tokens
         self._version = 0
-        self._paused = self._busy = False
+        self._paused = False
+        self._work = threading.Lock()
         self._home: torch.device | None = None  # where the weights were before sleep
         self._stop_tables: dict[tuple[Any, ...], StopTable] = {}
 
@@ -71,7 +78,13 @@ class HfEngine:
 
     def generate(self, prompts: Batch, params: SamplingParams, step: int) -> Batch:
         """See :class:`~rlvlm.engines.inference.base.InferenceEngine`."""
-        with self._working():
+        for wrong, what in (
+            (self._paused, "is paused; leave its pause() first"),
+            (self._home is not None, "sleeps; wake() it first"),
+        ):
+            if wrong:
+                raise EngineError(f"inference engine 'hf' was asked to generate, but it {what}.")
+        with self._alone("generate"), self._eval_mode():
             groups = check_prompts(prompts)
             parts = [self._draw(prompts, wave, params, step) for wave in self._waves(prompts, groups, params)]
             return to_batch(
@@ -99,54 +112,61 @@ class HfEngine:
 
     def abort(self) -> int:
         """Ends nothing and returns 0, since nothing is in flight; from another thread during a call, ``EngineError``."""
-        if self._busy:
+        if self._work.locked():
             self.capabilities.require("hf", "interrupts")
         return 0
 
     def sleep(self) -> None:
         """Moves its own copy of the weights to host memory; a shared module is its trainer's to move."""
-        if self._home is None:
-            self._home = self._device
-            if not self._shared:
-                self._policy.to("cpu")
+        with self._alone("sleep"):
+            if self._home is None:
+                self._home = self._device
+                if not self._shared:
+                    self._policy.to("cpu")
 
     def wake(self) -> None:
         """Moves its own copy of the weights back."""
-        if self._home is not None:
-            if not self._shared:
-                self._policy.to(self._home)
-            self._home = None
+        with self._alone("wake"):
+            if self._home is not None:
+                if not self._shared:
+                    self._policy.to(self._home)
+                self._home = None
 
     def update_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         """Sets the version; copies the weights into a copy of its own, and never reads them for a shared module.
 
-        Raises ``EngineError`` for no weights, an unknown name, or another shape, before anything is copied under that name.
+        Raises ``EngineError`` for no weights, an unknown name, or another shape; what came before is copied by then.
         """
-        if not self._shared:
-            self._copy(weights)
-        self._version = version
+        with self._alone("take new weights"):
+            if not self._shared:
+                self._copy(weights)
+            self._version = version
 
     @property
     def _device(self) -> torch.device:
         return next(self._policy.parameters()).device
 
     @contextlib.contextmanager
-    def _working(self) -> Iterator[None]:
-        """The state in which it generates: awake, not paused, one call at a time, the policy in eval mode."""
-        for wrong, what in (
-            (self._paused, "is paused; leave its pause() first"),
-            (self._home is not None, "sleeps; wake() it first"),
-            (self._busy, "is generating already, in another thread; it takes one call at a time"),
-        ):
-            if wrong:
-                raise EngineError(f"inference engine 'hf' was asked to generate, but {what}.")
-        trains, self._busy = self._policy.training, True
+    def _alone(self, what: str) -> Iterator[None]:
+        """A block that no other call may run beside."""
+        if not self._work.acquire(blocking=False):
+            raise EngineError(
+                f"inference engine 'hf' was asked to {what} while another call is at work; it takes one call at a time."
+            )
+        try:
+            yield
+        finally:
+            self._work.release()
+
+    @contextlib.contextmanager
+    def _eval_mode(self) -> Iterator[None]:
+        """A block in which the policy is in eval mode; its mode is put back however the block is left."""
+        trains = self._policy.training
         if trains:
             self._policy.eval()
         try:
             yield
         finally:
-            self._busy = False
             if trains:
                 self._policy.train()
 
@@ -219,14 +239,21 @@ class HfEngine:
 
 
 @register_inference_engine("hf", capabilities=CAPABILITIES)
-def hf(policy: Policy, shared: bool, *, cache_tokens: int = 262_144, prefill_tokens: int = 16_384) -> HfEngine:
+def hf(
+    policy: Policy,
+    shared: bool,
+    autocast: torch.dtype | None = None,
+    *,
+    cache_tokens: int = 262_144,
+    prefill_tokens: int = 16_384,
+) -> HfEngine:
     """In this process, with the trainer's own module where it can be shared, else with a copy of it."""
     own = policy if shared else copy.deepcopy(policy)
-    return HfEngine(own, shared=shared, cache_tokens=cache_tokens, prefill_tokens=prefill_tokens)
+    return HfEngine(own, shared=shared, cache_tokens=cache_tokens, prefill_tokens=prefill_tokens, autocast=autocast)
 
 
 def end_ids(policy: Policy) -> set[int]:
-    """The ids that end a text by the tokenizer and by the model's generation config."""
+    """The ids that end a text, by the tokenizer and by the model's generation config."""
     told = getattr(getattr(policy.model, "generation_config", None), "eos_token_id", None)
     several = told if isinstance(told, (list, tuple)) else [told]
     return {int(index) for index in (*several, policy.tokenizer.eos_token_id) if index is not None}

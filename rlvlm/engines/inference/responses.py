@@ -90,7 +90,7 @@ def to_batch(
             versions=torch.where(loss_mask, version, -1).to(torch.int32),
             turn_ids=torch.where(loss_mask, 0, -1).to(torch.int32),
             behav_logp=torch.zeros(loss_mask.shape, device=device).masked_scatter(loss_mask, kept),
-            truncated=responses.truncated.to(device),
+            truncated=responses.truncated.to(device, copy=True),  # not a tensor of inference mode, like all here
             temperature=torch.full(size, params.logp_temperature, device=device),
         )
         .with_objects(completions=decode_texts(tokenizer, texts))
