@@ -127,8 +127,7 @@ class _Samples:
         return Rows(
             reads=reads,
             targets=self.ids[row, column],
-            places=row * self.ids.shape[1] + column,
-            shape=(self.ids.shape[0], self.ids.shape[1]),
+            judged=self.batch["loss_mask"],
             temperature=None if plain or heat is None else heat[row],
             **rest,  # type: ignore[arg-type]
         )
@@ -295,8 +294,7 @@ def _stand_in(batch: Batch, family: Family) -> Rows:
         positions=positions.unsqueeze(-2),
         reads=nothing,
         targets=nothing,
-        places=nothing,
-        shape=(0, batch.n_tokens),
+        judged=batch["loss_mask"],
         attention_mask=torch.ones(1, 1, dtype=torch.bool, device=device),
         pictures=Pictures(blank, nothing),
     )

@@ -59,6 +59,7 @@ class Policy(nn.Module):
         self._costs = Costs.of(model.named_parameters(), family.parameter_part, model.config.get_text_config())
         self._dropout = _has_dropout(model)
         self._planned = ""
+        self.train(model.training)
 
     @classmethod
     def from_parts(cls, model: Any, tokenizer: Any, image_processor: Any, **options: Any) -> Policy:
@@ -179,10 +180,9 @@ class Policy(nn.Module):
 
 
 def _scatter(values: Tensor, rows: Rows) -> Tensor:
-    """[N] values to their places in [B, L], zero elsewhere."""
-    assert rows.places is not None  # rows with targets have places
-    flat = values.new_zeros(rows.shape[0] * rows.shape[1])
-    return flat.index_copy(0, rows.places, values).view(rows.shape)
+    """[N] values to the judged tokens of [B, L], zero elsewhere."""
+    assert rows.judged is not None  # rows with targets say which tokens they are
+    return values.new_zeros(rows.judged.shape).masked_scatter(rows.judged, values)
 
 
 def _has_dropout(model: Any) -> bool:

@@ -45,8 +45,7 @@ class Rows:
         positions: [R, T], or [3, R, T] for M-RoPE.
         reads: [N] flat positions in the rows whose hidden state predicts a token.
         targets: [N] the tokens predicted; ``None`` asks for next-token logits [N, V] instead of log-probs.
-        places: [N] flat positions in [B, L] of those tokens.
-        shape: (B, L).
+        judged: [B, L] bool, true for the N tokens predicted.
         temperature: [N] divides the logits; ``None`` is 1.
         attention_mask: [R, T] bool for padded rows; ``None`` with a layout.
         layout: says how tokens attend; travels as a forward keyword.
@@ -58,8 +57,7 @@ class Rows:
     positions: Tensor
     reads: Tensor
     targets: Tensor | None = None
-    places: Tensor | None = None
-    shape: tuple[int, int] = (0, 0)
+    judged: Tensor | None = None
     temperature: Tensor | None = None
     attention_mask: Tensor | None = None
     layout: AttentionLayout | None = None
