@@ -74,6 +74,7 @@ def prepare_environment() -> None:
     os.environ.setdefault("GOMP_SPINCOUNT", "0")
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores // processes)))
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # a bar for each file of weights, amid our own progress
 
 
 if __name__ == "__main__":

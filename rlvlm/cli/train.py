@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 from hydra._internal.hydra import Hydra
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 import rlvlm
@@ -116,11 +118,14 @@ def make_task(name: str, failures: list[str]) -> Callable[[DictConfig], float | 
     """The function that hydra calls with the composed config of each job; it returns what a sweeper may maximise."""
 
     def task(config: DictConfig) -> float | None:
-        run_dir = Path(HydraConfig.get().runtime.output_dir)
+        job = HydraConfig.get()
+        run_dir = Path(job.runtime.output_dir)
+        if job.mode == RunMode.MULTIRUN:
+            print(f"job {job.job.num}: {shlex.join(job.overrides.task)}")
         try:
             recipe = to_recipe(config)
             refuse_problems(recipe)
-            summary = run_recipe(name, recipe, run_dir, list(HydraConfig.get().overrides.task))
+            summary = run_recipe(name, recipe, run_dir, list(job.overrides.task))
         except RlvlmError as error:
             print(f"rlvlm train: {error}", file=sys.stderr)
             failures.append(str(error))
@@ -139,7 +144,7 @@ def run_recipe(name: str, recipe: Recipe, run_dir: Path, overrides: Sequence[str
 
     tree = dataclasses.asdict(recipe)
     run = RunDir.create(run_dir)
-    command = " ".join(["rlvlm train", name, *overrides])
+    command = shlex.join(["rlvlm", "train", name, *overrides])
     write_atomically(run.config, f"# {command}   (rlvlm {rlvlm.__version__})\n{OmegaConf.to_yaml(tree)}")
     return train(resolve_stages(recipe), run.path, recipe=name, config=tree)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import glob
 import importlib.util
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -119,16 +120,16 @@ def _check_model(stage: Stage, found: Findings) -> None:
 
         found.attempt(BUILDERS.build, node)
     elif not (Path(path) / "config.json").is_file():  # type: ignore[arg-type]
-        found.notes.append(f"model.path '{path}' holds no config.json yet, so the model was not looked at.")
+        found.notes.append(f"model.path '{path}' is no folder with a config.json, so the model was not looked at.")
 
 
 def _check_engines(stage: Stage, found: Findings) -> None:
     from rlvlm.engines.inference.base import check_inference_engine
-    from rlvlm.engines.inference.config import SamplingParams
     from rlvlm.engines.train.base import TRAIN_ENGINES
+    from rlvlm.roles.rollout import sampling_params
 
     found.attempt(TRAIN_ENGINES.build, stage.train_engine)
-    params = found.attempt(lambda: SamplingParams(**vars(stage.rollout)))
+    params = found.attempt(sampling_params, stage.rollout, stage.run.seed)
     found.attempt(lambda: check_inference_engine(stage.inference_engine, params=params))
 
 
@@ -204,8 +205,10 @@ def _check_records(stage: Stage, split: str, found: Findings) -> None:
     from rlvlm.rewards.samples import check_columns
 
     for source in found.attempt(read_sources, getattr(stage.data, split), f"data.{split}") or []:
-        if source.path is not None and not Path(source.path.partition("@")[0]).exists():
-            found.notes.append(f"data.{split} '{source.path}' is not there yet, so its records were not looked at.")
+        if source.path is not None and not _is_there(source.path):
+            found.notes.append(
+                f"data.{split} '{source.path}' is not on this machine, so its records were not looked at."
+            )
             continue
         opened = found.attempt(open_source, source, stage.data, split, stage.run.seed)
         if opened is None:
@@ -234,6 +237,11 @@ def _check_reads(stage: Stage, record: Mapping[str, Any], where: str, found: Fin
                 found.problems.append(
                     f"reward rule '{rule.label}' reads '{name}', which the records of {where} do not have{nearest(name, there)}."
                 )
+
+
+def _is_there(path: str) -> bool:
+    """Whether a file, a folder (``folder@split``) or a pattern leads to anything on this machine; hubs are not asked."""
+    return any(Path(one).exists() for one in (path, path.rpartition("@")[0] or path)) or bool(glob.glob(path))
 
 
 def _listed(node: Any) -> list[Any]:

@@ -90,8 +90,10 @@ class RecipeLoader(ConfigLoaderImpl):
 
     def _is_value(self, override: Override) -> bool:
         """Whether an override sets a value of the recipe's tree; the others are hydra's to read: its own keys, and groups."""
-        name = override.key_or_group
-        return not (override.is_hydra_override() or override.package is not None or self.repository.group_exists(name))
+        if override.is_hydra_override() or override.package is not None:
+            return False
+        whole_node = not override.is_sweep_override() and isinstance(override.value(), Mapping)  # model={path: …}
+        return whole_node or not self.repository.group_exists(override.key_or_group)
 
     def _group_problem(self, override: Override) -> str:
         name = str(override.key_or_group)

@@ -17,11 +17,12 @@ from rlvlm.tracking.metrics import find_metric
 
 _SHOWN: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("reward", ("reward", "rewards"), "{:.3f}"),
-    ("accuracy", ("accuracy", "reward/accuracy", "train/accuracy"), "{:.1%}"),
+    ("accuracy", ("accuracy", "eval/accuracy"), "{:.1%}"),
     ("loss", ("loss",), "{:.4f}"),
     ("entropy", ("entropy",), "{:.3f}"),
     ("grad norm", ("grad_norm",), "{:.3f}"),
 )
+_NOTICED = 0.005  # seconds from which a phase is worth its place in the line
 _SPARKS = "▁▂▃▄▅▆▇█"
 _WIDTH = 40  # values in a sparkline
 
@@ -64,11 +65,15 @@ class StageProgress:
 
     def update(self, step: int, metrics: Mapping[str, float]) -> None:
         """Shows ``metrics`` as those of ``step`` (counted from 1)."""
-        values = {label: find_metric(metrics, *names) for label, names, _ in _SHOWN}
-        for label, value in values.items():
+        for label, names, _ in _SHOWN:
+            value = find_metric(metrics, *names)
             if value is not None:
                 self._history.setdefault(label, []).append(value)
+        values = {
+            label: history[-1] for label, history in self._history.items()
+        }  # an evaluation's result stays in sight
         phases = {key.removeprefix("time/"): value for key, value in metrics.items() if key.startswith("time/")}
+        phases = {name: seconds for name, seconds in phases.items() if seconds >= _NOTICED}
         if self._live is not None:
             self._bar.update(self._task, completed=step, eta=f"ETA {clock(self._remaining(step))}")
             self._live.update(Group(self._bar, self._panel(values, phases)))
@@ -92,20 +97,21 @@ class StageProgress:
         done = step - self._start
         return (time.monotonic() - self._began) / done * (self.total - step) if done > 0 else 0.0
 
-    def _line(self, step: int, values: Mapping[str, float | None], phases: Mapping[str, float]) -> str:
+    def _line(self, step: int, values: Mapping[str, float], phases: Mapping[str, float]) -> str:
         parts = [f"{self.stage} {step}/{self.total}"]
-        parts += [f"{label} {form.format(values[label])}" for label, _, form in _SHOWN if values[label] is not None]
+        parts += [f"{label} {form.format(values[label])}" for label, _, form in _SHOWN if label in values]
         if phases:
             parts.append(" ".join(f"{name} {seconds:.2f}s" for name, seconds in phases.items()))
         return "  ".join([*parts, f"ETA {clock(self._remaining(step))}"])
 
-    def _panel(self, values: Mapping[str, float | None], phases: Mapping[str, float]) -> Table:
+    def _panel(self, values: Mapping[str, float], phases: Mapping[str, float]) -> Table:
         table = Table.grid(padding=(0, 2))
         for label, _, form in _SHOWN:
-            value = values[label]
-            if value is not None:
+            if label in values:
                 table.add_row(
-                    Text(label, style="dim"), form.format(value), Text(sparkline(self._history[label]), style="cyan")
+                    Text(label, style="dim"),
+                    form.format(values[label]),
+                    Text(sparkline(self._history[label]), style="cyan"),
                 )
         if phases:
             total = sum(phases.values())

@@ -30,6 +30,11 @@ CHARTS: tuple[tuple[str, tuple[str, ...], bool], ...] = (
 )
 """The charts that come first: title, the metrics in it (without reduction prefix), and whether its axis is per cent."""
 
+_FAMILIES = (
+    ("reward/", "Reward by rule"),
+    ("time/", "Seconds per phase"),
+    ("memory/", "Peak memory per phase (MiB)"),
+)
 _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 
 
@@ -92,7 +97,7 @@ def _tiles(summary: Mapping[str, Any]) -> str:
     if summary.get("train_seconds"):
         tiles.append(_tile("Training time", _duration(summary["train_seconds"]), "all stages, without evaluation"))
     if summary.get("steps"):
-        tiles.append(_tile("Steps", f"{summary['steps']}", "of the last stage"))
+        tiles.append(_tile("Steps", f"{summary['steps']}", "of all stages together"))
     return f'<div class="tiles">{"".join(tiles)}</div>'
 
 
@@ -134,8 +139,9 @@ def _charts(series: Mapping[str, Sequence[Point]]) -> str:
         shown = {name: series[bare[name]] for name in names if name in bare}
         used.update(bare[name] for name in shown)
         first.append(line_chart(title, shown, percent=percent))
-    for prefix, title in (("time/", "Seconds per phase"), ("memory/", "Peak memory per phase (MiB)")):
+    for prefix, title in _FAMILIES:
         shown = {key.removeprefix(prefix): points for key, points in series.items() if key.startswith(prefix)}
+        shown = dict(list(shown.items())[:8])  # as many lines as an eye can tell apart; the others stand below
         used.update(prefix + name for name in shown)
         first.append(line_chart(title, shown))
     rest = "".join(line_chart(key, {key: series[key]}) for key in sorted(series) if key not in used)
@@ -190,22 +196,35 @@ def _answer(answer: Answer) -> str:
 
 
 def _tables(summary: Mapping[str, Any]) -> str:
+    stages = {name: entry for name, entry in dict(summary.get("details") or {}).items() if isinstance(entry, Mapping)}
     seconds = dict(summary.get("seconds") or {})
     versions = dict(summary.get("versions") or {})
-    parts = []
-    if seconds:
-        rows = "".join(
-            f'<tr><td>{html.escape(name)}</td><td class="number">{value:.2f} s</td></tr>'
-            for name, value in seconds.items()
-        )
-        parts.append(f"<h2>Seconds per phase</h2><table>{rows}</table>")
-    if versions:
-        rows = "".join(
-            f"<tr><td>{html.escape(name)}</td><td>{html.escape(str(value))}</td></tr>"
-            for name, value in versions.items()
-        )
-        parts.append(f"<details><summary>Versions</summary><table>{rows}</table></details>")
+    told = {
+        f"{stage}: {key.replace('_', ' ')}": _told(value)
+        for stage, entry in stages.items()
+        for key, value in entry.items()
+    }
+    parts = [
+        f"<h2>Stages</h2>{_table(told)}" if told else "",
+        f"<h2>Seconds per phase</h2>{_table({name: f'{value:.2f}' for name, value in seconds.items()})}"
+        if seconds
+        else "",
+        f"<details><summary>Versions</summary>{_table(versions)}</details>" if versions else "",
+    ]
     return "".join(parts)
+
+
+def _table(rows: Mapping[str, Any]) -> str:
+    cells = (
+        f"<tr><td>{html.escape(str(name))}</td><td>{html.escape(str(value))}</td></tr>" for name, value in rows.items()
+    )
+    return f"<table>{''.join(cells)}</table>"
+
+
+def _told(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "; ".join(f"{key}: {_told(entry)}" for key, entry in value.items())
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _plain(value: Any) -> bool:

@@ -13,6 +13,7 @@ COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 _WIDTH, _HEIGHT = 360, 190
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46, 14, 8, 22
 _MAX_POINTS = 240
+_HUGE, _TINY = 1e30, 1e-30  # beyond these, differences and their powers of ten leave the range of floats
 
 
 def line_chart(title: str, series: Mapping[str, Sequence[Point]], *, percent: bool = False) -> str:
@@ -23,7 +24,7 @@ def line_chart(title: str, series: Mapping[str, Sequence[Point]], *, percent: bo
         percent: writes the value axis in per cent and fixes it to 0..100 %.
     """
     drawn = {name: thin(points) for name, points in series.items()}
-    finite = [point for points in drawn.values() for point in points if math.isfinite(point[1])]
+    finite = [point for points in drawn.values() for point in points if _drawable(point[1])]
     if not finite:
         return ""
     left, right = min(x for x, _ in finite), max(x for x, _ in finite)
@@ -104,7 +105,7 @@ def _steps(left: float, right: float, x_of: _Scale) -> str:
 def _line(points: Sequence[Point], x_of: _Scale, y_of: _Scale, color: str) -> str:
     runs: list[list[str]] = [[]]
     for x, y in points:
-        if math.isfinite(y):
+        if _drawable(y):
             runs[-1].append(f"{x_of(x):.1f},{y_of(y):.1f}")
         elif runs[-1]:
             runs.append([])
@@ -129,11 +130,15 @@ class _Scale:
 
 
 def _padded(low: float, high: float) -> tuple[float, float]:
-    if high - low <= 1e-12 * max(abs(low), abs(high)):  # a constant gets a band around it
-        margin = abs(high) * 0.1 or 1.0
+    if high - low <= max(1e-9 * max(abs(low), abs(high)), _TINY):  # a constant gets a band around it
+        margin = abs(high) * 0.1 if abs(high) > _TINY else 1.0
         return low - margin, high + margin
     margin = (high - low) * 0.05
     return (0.0 if 0 <= low < (high - low) else low - margin), high + margin
+
+
+def _drawable(value: float) -> bool:
+    return abs(value) < _HUGE  # false for NaN too
 
 
 def _mean_finite(values: Sequence[float]) -> float:

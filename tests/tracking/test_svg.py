@@ -7,7 +7,7 @@ import re
 from xml.etree import ElementTree
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rlvlm.tracking.svg import line_chart, spell, thin, ticks
@@ -48,7 +48,9 @@ def test_names_are_escaped():
     assert "<script>" not in line_chart("<script>", {"<script>": [(1, 1.0)]})
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=200, deadline=None)
+@example([(0, -1.7e308), (1, 1.7e308)])
+@example([(0, 0.0), (1, 5e-324)])
 @given(st.lists(st.tuples(st.integers(0, 10**6), st.floats(allow_nan=True, allow_infinity=True)), max_size=30))
 def test_any_numbers_give_well_formed_svg_with_finite_coordinates(points):
     chart = line_chart("x", {"a": [(float(x), y) for x, y in points]})
