@@ -29,9 +29,9 @@ class Extraction:
         thinks: closed think blocks; ``think_open`` tells whether one is left open, and ``think_nested`` whether tags are nested
             or close what was never opened.
         think_end: where the last think block ends in the completion, 0 without one.
-        candidates: the marked answers outside thinking, in order, each once (white space and case aside), blanks left out.
-        unfinished: the last mark is cut off, so there is no answer.
-        answer: the answer; ``""`` when there is none, when it is unfinished, or when several candidates differ.
+        candidates: the marked answers outside thinking, in order, each once (white space and case aside), blanks left out;
+            none when the last mark is cut off, which ``unfinished`` tells.
+        answer: the answer; ``""`` when there is none or when several candidates differ.
         unmarked: the visible text when nothing in it is marked; ``""`` otherwise, or where unmarked text never counts.
     """
 
@@ -71,10 +71,10 @@ def extract(completion: str, *, think_prefilled: bool = False, unmarked: str = "
 def _extract(completion: str, think_prefilled: bool, unmarked: str) -> Extraction:
     visible, thinks, think_open, nested, think_end = _split_thinking(completion, think_prefilled)
     found, marked, unfinished = _marked_answers(visible)
-    candidates = _distinct(found)
+    candidates = () if unfinished else _distinct(found)
     loose = "" if marked or unmarked == "none" else visible.strip()
     if marked:
-        answer = candidates[0] if len(candidates) == 1 and not unfinished else ""
+        answer = candidates[0] if len(candidates) == 1 else ""
     else:
         answer = loose if unmarked == "text" or _is_bare(loose) else ""
         candidates = (answer,) if answer else ()

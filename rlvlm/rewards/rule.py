@@ -29,7 +29,7 @@ DERIVED: dict[str, str] = {
 }
 """Names that are filled in from the record's pictures where the record has no column of that name."""
 
-_RULES = ("format", "number", "multiple_choice", "boolean", "string", "bbox")
+_RULES = ("format", "number", "multiple_choice", "boolean", "string", "bbox", "math")
 
 REWARDS = Registry(
     "reward",

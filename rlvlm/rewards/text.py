@@ -26,17 +26,27 @@ _MATH_MARKS = re.compile(r"\$|\\\(|\\\)|\\\[|\\\]")
 _MARKDOWN = re.compile(r"\*\*|__|`")
 
 
+def ascii_forms(text: str) -> str:
+    """The text with full-width characters as ASCII, one kind of minus sign, space and quote, and nothing invisible."""
+    return text.translate(_TABLE)
+
+
+def unwrap_tex(text: str) -> str:
+    """The text without ``\\text{}``, ``\\mathrm{}`` and their like; what they hold stays."""
+    for _ in range(3):  # they nest a little: \textbf{\text{B}}
+        text, count = _WRAPPER.subn(r"\1", text)
+        if not count:
+            break
+    return text
+
+
 def plain(text: str) -> str:
     """The text with full-width characters as ASCII, one minus sign, and TeX and Markdown wrappers taken off; stripped."""
     if text.isascii() and text.isalnum():
         return text
-    text = text.translate(_TABLE)
+    text = ascii_forms(text)
     if "\\" in text or "$" in text:
-        text = _MATH_MARKS.sub("", text)
-        for _ in range(3):  # wrappers nest a little: \textbf{\text{B}}
-            text, count = _WRAPPER.subn(r"\1", text)
-            if not count:
-                break
+        text = unwrap_tex(_MATH_MARKS.sub("", text))
         text = _TEX_SPACE.sub(" ", text).replace("\\%", "%")
     return _MARKDOWN.sub("", text).strip()
 

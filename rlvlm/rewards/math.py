@@ -1,0 +1,30 @@
+"""``math``: numbers, fractions, percent, units, intervals, sets, matrices, equations and formulas that mean the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rlvlm.rewards.math_compare import same_answer
+from rlvlm.rewards.rule import register_reward
+from rlvlm.rewards.text import golds_of
+
+
+@register_reward(
+    "math",
+    isolated=True,
+    imports=("math_verify", "sympy"),
+    example={"completion": r"<think>Half of it.</think> \boxed{\frac{2}{4}}", "answer": "0.5"},
+)
+def math(answer_text: str, candidates: Any, answer: Any) -> float:
+    """1 when the answer means the same as the gold (or any of several), else 0; of several candidates all must.
+
+    Exact: 0.001 is not 0.004, 50 % is 0.5 and not 50, a list needs all its values, an interval its brackets. A decimal
+    of six or more significant digits stands for the irrational number that rounds to it. What can't be read as
+    mathematics is compared as text, and what could take long to evaluate is not evaluated.
+
+    Built on math-verify and sympy.
+    """
+    texts = [answer_text] if answer_text else list(candidates)
+    if not texts:
+        return 0.0
+    return float(any(all(same_answer(gold, text) for text in texts) for gold in golds_of(answer)))

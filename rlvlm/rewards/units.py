@@ -1,0 +1,78 @@
+"""Numbers with units: the unit at an answer's end, its spellings, and what it is worth."""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+
+_TABLE = {
+    "length": {"mm": "0.001", "cm": "0.01", "dm": "0.1", "m": "1", "km": "1000", "inch": "0.0254", "foot": "0.3048", "yard": "0.9144", "mile": "1609.344"},
+    "mass": {"mg": "0.000001", "g": "0.001", "kg": "1", "ton": "1000", "lb": "0.45359237"},
+    "time": {"ms": "0.001", "second": "1", "minute": "60", "hour": "3600", "day": "86400", "week": "604800"},
+    "volume": {"ml": "0.001", "l": "1"},
+    "angle": {"degree": "1"},
+    "money": {"cent": "0.01", "dollar": "1"},
+    "power": {"W": "1", "kW": "1000"},
+    "energy": {"J": "1", "kJ": "1000"},
+    "force": {"N": "1", "kN": "1000"},
+}  # fmt: skip
+_SPELLINGS = {
+    "millimeter": "mm", "millimetre": "mm", "centimeter": "cm", "centimetre": "cm", "meter": "m", "metre": "m",
+    "kilometer": "km", "kilometre": "km", "inches": "inch", "in": "inch", "feet": "foot", "ft": "foot", "yd": "yard", "mi": "mile",
+    "gram": "g", "kilogram": "kg", "tonne": "ton", "pound": "lb", "lbs": "lb", "s": "second", "sec": "second", "min": "minute",
+    "h": "hour", "hr": "hour", "liter": "l", "litre": "l", "L": "l", "milliliter": "ml", "millilitre": "ml", "mL": "ml",
+    "deg": "degree", "watt": "W", "joule": "J", "newton": "N",
+}  # fmt: skip
+_UNIT = {unit: (kind, Fraction(worth)) for kind, units in _TABLE.items() for unit, worth in units.items()}
+_WORD = r"[A-Za-z]+"
+_TAIL = re.compile(
+    rf"^(?P<value>.*?[0-9)}}].*?|.*?[0-9)}}])\s*(?P<unit>(?:(?:square|cubic|sq\.?|cu\.?)\s+)?{_WORD}(?:\s*\^\{{[23]\}})?"
+    rf"(?:\s*/\s*{_WORD}(?:\s*\^\{{[23]\}})?|\s+per\s+{_WORD})?)$"
+)
+_ONE = re.compile(rf"(?:(square|sq\.?|cubic|cu\.?)\s+)?({_WORD})(?:\s*\^\{{([23])\}})?")
+
+Unit = tuple[tuple[tuple[str, int], ...], Fraction]
+"""Kinds with their powers, and the worth in the kinds' first units."""
+
+
+def split_unit(text: str) -> tuple[str, str]:
+    """The value and the unit of a canonical answer such as ``12 cm`` or ``30 km/h``; the unit is ``""`` when there is none."""
+    match = _TAIL.match(text)
+    if match is None:
+        return text, ""
+    value, unit = match["value"].rstrip(), match["unit"]
+    known = read_unit(unit) is not None
+    counted = (
+        re.fullmatch(rf"{_WORD}", unit) and len(unit) >= 3 and text[len(value) : len(value) + 1] == " "
+    )  # "12 apples"
+    return (value, unit) if (known and _stands_apart(text, value)) or counted else (text, "")
+
+
+def _stands_apart(text: str, value: str) -> bool:
+    """A one-letter unit needs a space before it: ``5 m`` is five metres, ``5m`` is five times m."""
+    tail = text[len(value) :]
+    return tail.startswith(" ") or len(re.match(_WORD, tail.strip())[0]) > 1  # type: ignore[index]
+
+
+def read_unit(text: str) -> Unit | None:
+    """The kinds and worth of a unit; ``None`` for one that is not in the table."""
+    kinds: dict[str, int] = {}
+    worth = Fraction(1)
+    for sign, part in zip((1, -1), re.split(r"\s*/\s*|\s+per\s+", text), strict=False):
+        match = _ONE.fullmatch(part.strip())
+        name = _name(match[2]) if match else None
+        if match is None or name is None:
+            return None
+        power = int(match[3] or 1) if not match[1] else (2 if match[1].startswith("sq") else 3)
+        kind, one = _UNIT[name]
+        kinds[kind] = kinds.get(kind, 0) + sign * power
+        worth *= one ** (sign * power)
+    return tuple(sorted(kinds.items())), worth
+
+
+def _name(word: str) -> str | None:
+    for form in (word, word.lower(), word.rstrip("s"), word.lower().rstrip("s")):
+        name = _SPELLINGS.get(form, form)
+        if name in _UNIT:
+            return name
+    return None
