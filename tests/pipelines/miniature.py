@@ -18,7 +18,15 @@ TOY = {"name": "toy_llava", "hidden": 64, "layers": 1, "mlp": 64, "vision_hidden
 
 def rlvr_stage(**changes: Any) -> Stage:
     """Four prompts, two answers each, three steps; ``changes`` replace whole parts, or settings of ``run`` by name."""
-    run = {"steps": 3, "eval_prompts": 8, "eval_batch": 8, "trackers": ["jsonl"], "threads": 1, "seed": 5}
+    run: dict[str, Any] = {
+        "gates": GatesConfig(vision_every=0),
+        "steps": 3,
+        "eval_prompts": 8,
+        "eval_batch": 8,
+        "trackers": ["jsonl"],
+        "threads": 1,
+        "seed": 5,
+    }
     own = {key: changes.pop(key) for key in list(changes) if key in RunConfig.__dataclass_fields__}
     settings: dict[str, Any] = {
         "name": "rl",
@@ -30,7 +38,7 @@ def rlvr_stage(**changes: Any) -> Stage:
         "rollout": RolloutConfig(n=4, max_new_tokens=4),
         "reward": RewardConfig(rules={"shortness": 1.0}),
         "plugins": [str(Path(__file__).with_name("shortness.py"))],
-        "run": RunConfig(**{**run, **own}, gates=changes.pop("gates", GatesConfig(vision_every=0))),
+        "run": RunConfig(**{**run, **own}),
     }
     return Stage(**{**settings, **changes})
 
