@@ -7,46 +7,36 @@ parameters name. What stands outside the mask is replaced by zeros before any pa
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from rlvlm.algorithm_config import AlgorithmConfig
+from rlvlm.algos.composition import compose
 from rlvlm.algos.correction import mismatch
-from rlvlm.algos.grouping import group_sizes_of_tokens
+from rlvlm.algos.grouping import tokens_of_group
 from rlvlm.algos.metrics import token_means, token_shares
 from rlvlm.algos.numerics import fill_masked
-from rlvlm.algos.registries import (
-    ADVANTAGES,
-    AGGREGATIONS,
-    CORRECTIONS,
-    COUNTS,
-    FILTERS,
-    OUTPUTS,
-    POLICY_LOSSES,
-    REGULARIZERS,
-    SCOPES,
-)
+from rlvlm.algos.registries import COUNTS, OUTPUTS
 from rlvlm.algos.results import AdvantageEstimate, TokenLoss
 from rlvlm.algos.value_losses import explained_variance
-from rlvlm.algos.weighted import Weighted, build_kl_in_reward, build_value_loss, build_weighted
 from rlvlm.batch import Batch
 from rlvlm.errors import ConfigError, FieldError, nearest
 from rlvlm.fields import field_of
 from rlvlm.registry import Part
 
-_WRITTEN_HERE = frozenset({"advantages", "returns", "correction_weights", "correction_mask", "group_tokens"})
-_GIVEN_HERE = OUTPUTS | COUNTS | _WRITTEN_HERE | {"generator", "token_loss"}
-
 
 class Outputs(Protocol):
     """What a pass of the policy gives: [B, L] each, zero outside ``loss_mask``; the last two may be absent."""
 
-    logp: Tensor
-    entropy: Tensor | None
-    value_preds: Tensor | None
+    @property
+    def logp(self) -> Tensor: ...
+    @property
+    def entropy(self) -> Tensor | None: ...
+    @property
+    def value_preds(self) -> Tensor | None: ...
 
 
 @dataclass(frozen=True)
@@ -55,7 +45,9 @@ class OutputGradients:
 
     Attributes:
         loss: scalar.
-        logp, entropy, value_preds: [B, L], or ``None`` where the loss does not depend on that output.
+        logp: [B, L].
+        entropy: [B, L], or ``None`` where the loss does not depend on it.
+        value_preds: [B, L], or ``None`` where the loss does not depend on it.
         metrics: as of :meth:`Algorithm.loss`.
     """
 
@@ -76,58 +68,51 @@ class Algorithm:
     """
 
     def __init__(self, config: AlgorithmConfig | None = None) -> None:
-        config = config or AlgorithmConfig()
-        self.config = config
-        self._advantage = ADVANTAGES.build(config.advantage)
-        self._policy_loss = POLICY_LOSSES.build(config.policy_loss)
-        self._aggregation = AGGREGATIONS.build(config.aggregation)
-        self._corrections = [CORRECTIONS.build(node) for node in _listed(config.correction)]
-        self._filters = [FILTERS.build(node) for node in config.filters]
-        self._value_loss = build_value_loss(config.value_loss)
-        self._kl_in_reward = build_kl_in_reward(config.kl_in_reward)
-        regularizers = [
-            build_weighted(REGULARIZERS, key, node, "algorithm.regularizers")
-            for key, node in config.regularizers.items()
-        ]
-        self._on_loss = [term for term in regularizers if term.part.traits["acts_on"] == "loss"]
-        self._on_reward = [term for term in regularizers if term.part.traits["acts_on"] == "reward"]
-        self._on_weights = [term for term in regularizers if term.part.traits["acts_on"] == "weights"]
-        self._generator = torch.Generator().manual_seed(config.seed)
-        self._measured_kl: float | None = None
+        self.config = config or AlgorithmConfig()
+        self._parts = compose(
+            advantage=self.config.advantage,
+            policy_loss=self.config.policy_loss,
+            value_loss=self.config.value_loss,
+            regularizers=self.config.regularizers,
+            kl_in_reward=self.config.kl_in_reward,
+            correction=self.config.correction,
+            aggregation=self.config.aggregation,
+            filters=self.config.filters,
+        )
+        self._generator = torch.Generator().manual_seed(self.config.seed)
+        self._kl_in_reward_measured: float | None = None
         self._num_samples = 0
-        self._check()
 
     # ---------------------------------------------------------------- what it needs
 
     @property
     def needs(self) -> frozenset[str]:
         """Batch fields that anything composed here reads and that others write; a weight of 0 changes nothing."""
-        return self.reads_before_update | self._reads(self._parts_in_loss())
+        return self._parts.reads | self._always
 
     @property
     def reads_before_update(self) -> frozenset[str]:
         """Those of :attr:`needs` that are read before the update: by estimator, reward shaping, correction or filters."""
-        shaping = [term.part for term in self._on_reward]
-        reads = self._reads([self._advantage, *shaping, *self._corrections, *self._filters])
-        if self._on_reward or self._kl_in_reward:
-            reads |= {"token_rewards"}
-        return reads | {"prox_logp", "ref_logp"} if self._kl_in_reward else reads
+        return self._parts.reads_before_update | self._always
 
     @property
     def reads_outputs(self) -> frozenset[str]:
         """Which outputs of the pass the loss reads: of ``logp``, ``entropy``, ``value_preds``."""
-        return frozenset(name for part in self._parts_in_loss() for name in part.needs if name in OUTPUTS)
+        return self._parts.reads_outputs
 
     @property
     def needs_critic(self) -> bool:
-        """True when something reads the values of a critic."""
-        return "values" in self.needs or self._value_loss is not None
+        """True when a critic is to be trained."""
+        return self._parts.value_loss is not None
 
     @property
     def loss_scope(self) -> str:
         """How far the loss looks: ``token``, ``sequence``, or ``minibatch`` (then use :meth:`output_gradients`)."""
-        scopes = [part.traits["scope"] for part in self._parts_in_loss() if "scope" in part.traits]
-        return max(scopes, key=SCOPES.index)
+        return self._parts.scope
+
+    @property
+    def _always(self) -> frozenset[str]:
+        return frozenset({"loss_mask", "group_ids", *(["truncated"] if self.config.mask_truncated else [])})
 
     # ---------------------------------------------------------------- before the update
 
@@ -135,36 +120,36 @@ class Algorithm:
         """Drops the groups that a filter does not want; call it before :meth:`estimate_advantages`.
 
         A group stays if the filter keeps all of its samples. ``meta["filtered"]`` lists what was dropped, by group:
-        ``{"filter", "uid", "group_id", "samples"}``; ``meta["metrics"]`` counts it.
+        ``{"filter", "group_id", "uid", "samples"}``; ``meta["metrics"]`` counts it.
         """
         dropped: list[dict[str, Any]] = []
         counts: dict[str, float] = {}
-        for part in self._filters:
-            keep = part(self._before_update(batch, part))
-            kept, lost = _whole_groups(batch, keep, part.name)
+        for part in self._parts.filters:
+            keep = _whole_groups(part(self._before_update(batch, part)), batch, part.name)
+            lost = _describe_dropped(keep, batch, part.name)
             counts[f"sum/filter/{part.name}/dropped_groups"] = float(len(lost))
+            counts[f"sum/filter/{part.name}/dropped_samples"] = float(sum(entry["samples"] for entry in lost))
             dropped.extend(lost)
-            batch = kept
-        if not self._filters:
+            batch = batch.filter(keep)
+        if not self._parts.filters:
             return batch
         return _with_metrics(batch.with_meta(filtered=[*batch.meta.get("filtered", []), *dropped]), counts)
 
     def estimate_advantages(self, batch: Batch) -> Batch:
-        """Shapes the rewards, then writes ``advantages``, ``returns`` where the estimator gives them, the correction's
-        ``correction_weights`` and ``correction_mask``, and metrics into ``meta["metrics"]``.
+        """Writes ``advantages`` and, where the estimator gives them, ``returns``; before that, shaped rewards and the
+        correction's ``correction_weights`` and ``correction_mask``; and metrics into ``meta["metrics"]``.
 
         Statistics are taken over the rows that it is given: gather the small fields of all ranks first.
         Raises ``FieldError`` for a field that is missing.
         """
         metrics: dict[str, Tensor] = {}
-        self._num_samples = len(batch)
         batch = self._shape_rewards(batch, metrics)
         batch = self._correct(batch, metrics)
         batch = self._estimate(batch, metrics)
-        if "group_tokens" in self._aggregation.needs:
-            batch = batch.with_(group_tokens=group_sizes_of_tokens(self.policy_mask(batch), batch["group_ids"]))
+        if "group_tokens" in self._parts.aggregation.needs:
+            batch = batch.with_(group_tokens=tokens_of_group(self.policy_mask(batch), batch["group_ids"]))
         values = dict(zip(metrics, torch.stack([value.float() for value in metrics.values()]).tolist(), strict=True))
-        self._measured_kl = values.get("mean/kl_in_reward")
+        self._kl_in_reward_measured, self._num_samples = values.get("mean/kl_in_reward"), len(batch)
         return _with_metrics(batch, values)
 
     # ---------------------------------------------------------------- the update
@@ -172,9 +157,8 @@ class Algorithm:
     def policy_mask(self, batch: Batch) -> Tensor:
         """The tokens [B, L] that count: of ``loss_mask``, not rejected by the correction, not of a masked truncated sample."""
         mask = batch["loss_mask"]
-        rejected = batch.get("correction_mask")
-        if rejected is not None:
-            mask = mask & rejected
+        if self._parts.corrections:
+            mask = mask & batch["correction_mask"]
         return mask & ~batch["truncated"].unsqueeze(-1) if self.config.mask_truncated else mask
 
     def denominators(self, batch: Batch) -> dict[str, float]:
@@ -198,6 +182,8 @@ class Algorithm:
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss of one micro-batch of whole samples and its metrics; both are shares that add up to the mini-batch's.
 
+        The value loss is part of it where the outputs have ``value_preds``.
+
         Args:
             outputs: of the pass over these rows.
             denominators: what :meth:`denominators` counted over the whole mini-batch, added up over ranks.
@@ -207,35 +193,32 @@ class Algorithm:
         Raises ``FieldError`` for a missing field or output, ``ConfigError`` for a ``minibatch`` loss on part of its mini-batch.
         """
         self._check_denominators(batch, denominators)
+        with_values = self._parts.value_loss is not None and outputs.value_preds is not None
+        parts = [*self._parts.in_policy_loss(), *(self._parts.in_value_loss() if with_values else [])]
         mask = self.policy_mask(batch)
-        given = self._in_loss(outputs, batch, mask, denominators, prox_from_logp)
-        term = _token_loss(self._policy_loss(given))
-        metrics = dict(term.metrics)
-        weights = self._token_weights(given)
-        total = self._aggregate(term.loss if weights is None else term.loss * weights, given)
-        shares = {"mean/loss/policy": total.detach()}
-        for weighted in self._on_loss:
-            total = total + self._weighted_term(weighted, given, metrics, shares)
-        if self._value_loss is not None and outputs.value_preds is not None:
-            total = total + self._weighted_term(self._value_loss, given, metrics, shares)
+        given = self._in_loss(parts, outputs, batch, mask, denominators, prox_from_logp)
+        terms = _Terms(self._parts.aggregation, given)
+        total = terms.add("policy_loss", self._parts.policy_loss, weights=self._token_weights(given))
+        for term in (*self._parts.on_loss, *([self._parts.value_loss] if with_values else [])):
+            assert term is not None
+            total = total + terms.add(term.name, term.part, term.weight)
         if outputs.entropy is not None:
-            metrics["mean/entropy"] = outputs.entropy.detach()
-        shares["mean/loss"] = total.detach()
-        return total, {**token_shares(metrics, mask, denominators["tokens"]), **shares}
+            terms.tokens["mean/entropy"] = outputs.entropy.detach()
+        return total, terms.metrics(total, mask, denominators["tokens"])
 
     def critic_loss(
         self, outputs: Outputs, batch: Batch, denominators: Mapping[str, float]
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The value loss alone, for a critic that is a model of its own; shares as of :meth:`loss`."""
-        if self._value_loss is None:
+        if self._parts.value_loss is None:
             raise ConfigError("there is no value loss to train a critic with; set algorithm.value_loss: clipped.")
         self._check_denominators(batch, denominators)
         mask = self.policy_mask(batch)
-        given = self._in_loss(outputs, batch, mask, denominators, prox_from_logp=False, parts=[self._value_loss.part])
-        metrics: dict[str, Tensor] = {}
-        shares: dict[str, Tensor] = {}
-        total = self._weighted_term(self._value_loss, given, metrics, shares)
-        return total, {**token_shares(metrics, mask, denominators["tokens"]), **shares}
+        given = self._in_loss(self._parts.in_value_loss(), outputs, batch, mask, denominators, False)
+        terms = _Terms(self._parts.aggregation, given)
+        term = self._parts.value_loss
+        total = terms.add(term.name, term.part, term.weight)
+        return total, terms.metrics(total, mask, denominators["tokens"])
 
     def output_gradients(
         self, outputs: Outputs, batch: Batch, denominators: Mapping[str, float], *, prox_from_logp: bool = False
@@ -245,141 +228,109 @@ class Algorithm:
         The engine then runs ``(logp * gradients.logp + …).sum().backward()`` for each micro-batch: exact for a loss of any
         scope under any split.
         """
-        leaves = _Leaves(*(_leaf(getattr(outputs, name)) for name in ("logp", "entropy", "value_preds")))
+        leaves = _Leaves(_leaf(outputs.logp), _leaf(outputs.entropy), _leaf(outputs.value_preds))
         with torch.enable_grad():
             loss, metrics = self.loss(leaves, batch, denominators, prox_from_logp=prox_from_logp)
-        given = [leaf for leaf in (leaves.logp, leaves.entropy, leaves.value_preds) if leaf is not None]
-        found = iter(torch.autograd.grad(loss, given, allow_unused=True))
-        gradients = [
-            None if leaf is None else next(found) for leaf in (leaves.logp, leaves.entropy, leaves.value_preds)
-        ]
-        return OutputGradients(loss.detach(), *gradients, metrics)
+        given = {name: value for name, value in vars(leaves).items() if value is not None}
+        found = torch.autograd.grad(loss, list(given.values()), allow_unused=True)
+        gradients = dict(zip(given, found, strict=True))
+        return OutputGradients(
+            loss.detach(), gradients["logp"], gradients.get("entropy"), gradients.get("value_preds"), metrics
+        )
 
     # ---------------------------------------------------------------- between steps
 
     def after_update(self, metrics: Mapping[str, float]) -> None:
-        """Moves controlled KL weights after a step.
+        """Moves controlled weights after a step.
 
         Args:
             metrics: of the update, reduced over micro-batches, mini-batches and ranks.
+
+        Raises ``ConfigError`` if a metric that a controller follows is not among them.
         """
-        if self._kl_in_reward is not None and self._measured_kl is not None:
-            self._kl_in_reward.update(self._measured_kl, self._num_samples)
-        for term in self._on_loss:
-            if not term.is_controlled:
-                continue
-            key = f"mean/{term.part.name}"
-            if key not in metrics:
+        for name, term in self._parts.controlled().items():
+            if term is self._parts.kl_in_reward:
+                measured = self._kl_in_reward_measured
+            else:
+                measured = metrics.get(f"mean/{name}")
+            if measured is None:
                 raise ConfigError(
-                    f"the controller of regularizer '{term.name}' follows the metric '{key}', which the update did not report"
-                    f"{nearest(key, metrics)}; pass the reduced metrics of the update to after_update."
+                    f"the controller of '{name}' follows the metric 'mean/{name}', which the step did not report"
+                    f"{nearest(f'mean/{name}', metrics)}; pass the reduced metrics of the update to after_update."
                 )
-            term.update(float(metrics[key]), self._num_samples)
+            term.update(float(measured), self._num_samples)
 
     def state_dict(self) -> dict[str, Any]:
-        """Weights that controllers moved, the state of the generator, and of parts that have one."""
+        """Weights that controllers move, the state of the generator, and that of parts that have one."""
         return {
             "generator": self._generator.get_state(),
-            "weights": {term.name: term.weight for term in self._controlled()},
-            "parts": {key: part.state_dict() for key, part in self._named_parts().items()},
+            "weights": {name: term.weight for name, term in self._parts.controlled().items()},
+            "parts": {name: part.state_dict() for name, part in self._parts.with_state().items()},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores what :meth:`state_dict` gave; raises ``ConfigError`` where it belongs to another composition."""
-        controlled = {term.name: term for term in self._controlled()}
-        parts = self._named_parts()
-        for found, expected in ((state["weights"], controlled), (state["parts"], parts)):
-            if set(found) != set(expected):
-                odd = sorted({*found} ^ {*expected})[0]
-                raise ConfigError(
-                    f"the saved algorithm is composed otherwise: only one of the two has '{odd}'; "
-                    "resume with the settings it was saved with."
-                )
+        controlled, parts = self._parts.controlled(), self._parts.with_state()
+        for odd in sorted(({*state["weights"]} ^ {*controlled}) | ({*state["parts"]} ^ {*parts})):
+            raise ConfigError(
+                f"the saved algorithm is composed otherwise: only one of the two has '{odd}'; "
+                "resume with the settings that it was saved with."
+            )
         self._generator.set_state(state["generator"])
         for name, weight in state["weights"].items():
             controlled[name].weight = float(weight)
-        for key, part_state in state["parts"].items():
-            parts[key].load_state_dict(part_state)
+        for name, part_state in state["parts"].items():
+            parts[name].load_state_dict(part_state)
 
     # ---------------------------------------------------------------- inside
 
-    def _check(self) -> None:
-        if self._policy_loss.traits["weighs_behaviour"] and self._corrections:
-            raise ConfigError(
-                f"policy loss '{self._policy_loss.name}' applies the behaviour weight itself, and algorithm.correction "
-                f"'{self._corrections[0].name}' would apply it twice; set correction: null, or policy_loss: ppo_clip."
-            )
-        if "values" in self.reads_before_update and self._value_loss is None:
-            raise ConfigError(
-                f"advantage '{self._advantage.name}' reads the values of a critic, and nothing would train it; "
-                "set algorithm.value_loss: clipped (or plain)."
-            )
-        if self.config.mask_truncated and not isinstance(self.config.mask_truncated, bool):
-            raise ConfigError(f"algorithm.mask_truncated is true or false, got {self.config.mask_truncated!r}.")
-
-    def _parts_in_loss(self) -> list[Part]:
-        terms = [*self._on_loss, *self._on_weights, *([self._value_loss] if self._value_loss else [])]
-        return [self._policy_loss, self._aggregation, *(term.part for term in terms)]
-
-    def _named_parts(self) -> dict[str, Part]:
-        terms = {term.name: term.part for term in (*self._on_loss, *self._on_reward, *self._on_weights)}
-        return {"advantage": self._advantage, "policy_loss": self._policy_loss, **terms}
-
-    def _controlled(self) -> Iterable[Weighted]:
-        return [term for term in (*self._on_loss, self._kl_in_reward) if term is not None and term.is_controlled]
-
-    def _reads(self, parts: Iterable[Part]) -> frozenset[str]:
-        names = {name for part in parts for name in part.needs} - _GIVEN_HERE
-        names = {"scores" if name == "scores_by_rule" else name for name in names}
-        return frozenset({*names, "loss_mask", "group_ids", *(["truncated"] if self.config.mask_truncated else [])})
-
     def _before_update(self, batch: Batch, part: Part) -> dict[str, Any]:
-        mask = batch["loss_mask"]
+        """What a part reads before the update, with zeros outside ``loss_mask``."""
         given: dict[str, Any] = {}
         for name in (*part.needs, *part.optional):
             if name == "scores_by_rule":
                 given[name] = {key[1]: batch[key] for key in batch.keys() if isinstance(key, tuple)}
             elif name in part.needs or name in batch:
-                given[name] = _cleaned(name, batch[name], mask)
+                given[name] = _cleaned(name, batch[name], batch["loss_mask"])
         return given
 
     def _shape_rewards(self, batch: Batch, metrics: dict[str, Tensor]) -> Batch:
-        if not self._on_reward and self._kl_in_reward is None:
+        if not self._parts.on_reward and self._parts.kl_in_reward is None:
             return batch
-        mask = batch["loss_mask"]
-        rewards = batch["token_rewards"]
-        for term in self._on_reward:
+        mask, rewards = batch["loss_mask"], batch["token_rewards"]
+        for term in self._parts.on_reward:
             penalty = fill_masked(term.part(self._before_update(batch, term.part)), mask)
             metrics[f"mean/{term.name}"] = penalty.sum(-1).mean()
             rewards = rewards - term.weight * penalty
-        if self._kl_in_reward is not None:
+        term_kl = self._parts.kl_in_reward
+        if term_kl is not None:
             logp, ref_logp = (fill_masked(batch[name], mask) for name in ("prox_logp", "ref_logp"))
-            kl = fill_masked(self._kl_in_reward.part({"logp": logp, "ref_logp": ref_logp}), mask)
+            kl = fill_masked(term_kl.part({"logp": logp, "ref_logp": ref_logp}), mask)
             metrics["mean/kl_in_reward"] = (kl.sum(-1) / mask.sum(-1).clamp_min(1)).mean()
-            rewards = rewards - self._kl_in_reward.weight * kl
+            rewards = rewards - term_kl.weight * kl
         return batch.with_(token_rewards=rewards.to(torch.float32))
 
     def _correct(self, batch: Batch, metrics: dict[str, Tensor]) -> Batch:
-        if not self._corrections:
+        if not self._parts.corrections:
             return batch
         mask = batch["loss_mask"]
-        weights, keep = torch.ones_like(batch["behav_logp"]), mask
-        for part in self._corrections:
+        weights, keep = mask.to(torch.float32), mask
+        for part in self._parts.corrections:
             correction = part(self._before_update(batch, part))
-            weights, keep = weights * correction.weights, keep & correction.mask
-            metrics.update(
-                {_nested(key, "correction"): value for key, value in token_means(correction.metrics, mask).items()}
-            )
+            weights, keep = weights * fill_masked(correction.weights, mask), keep & correction.mask
+            for key, value in token_means(correction.metrics, mask).items():
+                reduction, name = key.split("/", 1)
+                metrics[f"{reduction}/correction/{part.name}/{name}"] = value
         metrics.update(mismatch(batch["prox_logp"], batch["behav_logp"], mask))
-        return batch.with_(correction_weights=fill_masked(weights, mask).to(torch.float32), correction_mask=keep)
+        return batch.with_(correction_weights=weights.to(torch.float32), correction_mask=keep)
 
     def _estimate(self, batch: Batch, metrics: dict[str, Tensor]) -> Batch:
-        mask = batch["loss_mask"]
-        estimate = self._advantage(self._before_update(batch, self._advantage))
+        part, mask = self._parts.advantage, batch["loss_mask"]
+        estimate = part(self._before_update(batch, part))
         advantages, returns = estimate if isinstance(estimate, AdvantageEstimate) else (estimate, None)
         if advantages.shape != mask.shape:
             raise FieldError(
-                f"advantage '{self._advantage.name}' gave shape {list(advantages.shape)}, expected [B, L] = {list(mask.shape)}."
+                f"advantage '{part.name}' gives [B, L] = {list(mask.shape)}, got {list(advantages.shape)}."
             )
         written = {"advantages": fill_masked(advantages, mask).to(torch.float32)}
         named = {"mean/advantage": advantages, "max/advantage": advantages, "min/advantage": advantages}
@@ -389,7 +340,7 @@ class Algorithm:
         metrics.update(token_means(named, mask))
         if returns is not None and "values" in batch:
             metrics["mean/explained_variance"] = explained_variance(batch["values"], written["returns"], mask)
-        return batch.with_(**written)
+        return batch.with_(written)
 
     def _check_denominators(self, batch: Batch, denominators: Mapping[str, float]) -> None:
         for name in ("tokens", "sequences", "prompts", "rows"):
@@ -399,57 +350,69 @@ class Algorithm:
                 )
         if self.loss_scope == "minibatch" and denominators["rows"] != len(batch):
             raise ConfigError(
-                f"the loss looks at the whole mini-batch ('{self._policy_loss.name}') of {denominators['rows']:.0f} samples, "
-                f"got {len(batch)} of them; call output_gradients on all of them and send the gradients through each micro-batch."
+                f"the loss looks at a whole mini-batch ('{self._parts.policy_loss.name}'), here {denominators['rows']:.0f} "
+                f"samples, got {len(batch)} of them; call output_gradients on all of them, then run the backward of "
+                "(output * gradient).sum() for each micro-batch."
             )
 
     def _in_loss(
         self,
+        parts: Iterable[Part],
         outputs: Outputs,
         batch: Batch,
         mask: Tensor,
         denominators: Mapping[str, float],
         prox_from_logp: bool,
-        parts: Iterable[Part] | None = None,
     ) -> dict[str, Any]:
-        """Everything that the parts of the loss read, by name, with zeros outside the mask."""
+        """What the parts of a loss read, by name, with zeros outside the mask."""
         given: dict[str, Any] = {"loss_mask": mask, "generator": self._generator}
         given.update({name: denominators[name.removeprefix("num_")] for name in COUNTS})
         for name in OUTPUTS:
             value = getattr(outputs, name)
             if value is not None:
                 given[name] = fill_masked(value, mask)
-        parts = self._parts_in_loss() if parts is None else parts
-        needed = {name for part in parts for name in part.needs} | {"correction_weights"} & set(batch.keys())
-        for name in (needed | {name for part in parts for name in part.optional if name in batch}) - given.keys():
-            if name in OUTPUTS and name != "value_preds":
-                raise FieldError(
-                    f"the loss reads '{name}', which the pass did not give; it gave {sorted(OUTPUTS & given.keys())}."
-                )
+        names = {name for part in parts for name in part.needs}
+        names |= {name for part in parts for name in part.optional if name not in OUTPUTS and name in batch}
+        names |= {"correction_weights"} if self._parts.corrections else set()
+        for name in sorted(names - given.keys() - {"token_loss"}):
+            if name in OUTPUTS:
+                there = ", ".join(sorted(OUTPUTS & given.keys()))
+                raise FieldError(f"the loss reads '{name}', which the pass did not give; it gave: {there}.")
             if name == "prox_logp" and prox_from_logp and name not in batch:
                 given[name] = given["logp"].detach()
-            elif name not in _GIVEN_HERE - _WRITTEN_HERE:
+            else:
                 given[name] = _cleaned(name, batch[name], mask)
         return given
 
     def _token_weights(self, given: Mapping[str, Any]) -> Tensor | None:
+        """Weights [B, L] of the policy loss: the correction's, and those of regularisers on token weights."""
         weights: Tensor | None = given.get("correction_weights")
-        for term in self._on_weights:
+        for term in self._parts.on_weights:
             scaled = 1 + term.weight * (term.part(given) - 1)
             weights = scaled if weights is None else weights * scaled
         return weights
 
-    def _aggregate(self, token_loss: Tensor, given: Mapping[str, Any]) -> Tensor:
-        return self._aggregation({**given, "token_loss": token_loss})
 
-    def _weighted_term(
-        self, weighted: Weighted, given: Mapping[str, Any], metrics: dict[str, Tensor], shares: dict[str, Tensor]
-    ) -> Tensor:
-        term = _token_loss(weighted.part(given))
-        loss = weighted.weight * self._aggregate(term.loss, given)
-        metrics.update(term.metrics)
-        shares[f"mean/loss/{weighted.name}"] = loss.detach()
+@dataclass
+class _Terms:
+    """Aggregates the terms of a loss and keeps their metrics."""
+
+    aggregation: Part
+    given: Mapping[str, Any]
+    tokens: dict[str, Tensor] = field(default_factory=dict)
+    shares: dict[str, Tensor] = field(default_factory=dict)
+
+    def add(self, name: str, part: Part, weight: float = 1.0, weights: Tensor | None = None) -> Tensor:
+        result = part(self.given)
+        term = result if isinstance(result, TokenLoss) else TokenLoss(result)
+        token_loss = term.loss if weights is None else term.loss * weights
+        loss: Tensor = weight * self.aggregation({**self.given, "token_loss": token_loss})
+        self.tokens.update({f"mean/{name}": term.loss.detach(), **term.metrics})
+        self.shares[f"mean/loss/{name}"] = loss.detach()
         return loss
+
+    def metrics(self, total: Tensor, mask: Tensor, num_tokens: float) -> dict[str, Tensor]:
+        return {**token_shares(self.tokens, mask, num_tokens), **self.shares, "mean/loss": total.detach()}
 
 
 @dataclass
@@ -460,17 +423,7 @@ class _Leaves:
 
 
 def _leaf(output: Tensor | None) -> Any:
-    return None if output is None else output.detach().requires_grad_(True)
-
-
-def _listed(node: Any) -> list[Any]:
-    if node is None:
-        return []
-    return [node] if isinstance(node, (str, Mapping)) else list(node)
-
-
-def _token_loss(result: TokenLoss | Tensor) -> TokenLoss:
-    return result if isinstance(result, TokenLoss) else TokenLoss(result)
+    return None if output is None else output.detach().requires_grad_()
 
 
 def _cleaned(name: str, value: Tensor, mask: Tensor) -> Tensor:
@@ -478,32 +431,29 @@ def _cleaned(name: str, value: Tensor, mask: Tensor) -> Tensor:
     return fill_masked(value, mask) if field_of(name).dims == ("B", "L") and value.dtype.is_floating_point else value
 
 
-def _nested(key: str, under: str) -> str:
-    reduction, name = key.split("/", 1)
-    return f"{reduction}/{under}/{name}"
-
-
 def _with_metrics(batch: Batch, metrics: Mapping[str, float]) -> Batch:
     return batch.with_meta(metrics={**batch.meta.get("metrics", {}), **metrics})
 
 
-def _whole_groups(batch: Batch, keep: Tensor, name: str) -> tuple[Batch, list[dict[str, Any]]]:
-    """The rows of the groups that are kept whole, and an entry for each group that is dropped."""
-    ids, index = batch["group_ids"].unique(return_inverse=True)
-    if keep.dtype != torch.bool or keep.shape != index.shape:
+def _whole_groups(keep: Tensor, batch: Batch, name: str) -> Tensor:
+    """True [B] for the samples of groups that are kept whole."""
+    if keep.dtype != torch.bool or list(keep.shape) != [len(batch)]:
         raise FieldError(
-            f"filter '{name}' gives a bool mask of shape {list(index.shape)}, got {keep.dtype} of shape {list(keep.shape)}."
+            f"filter '{name}' gives a bool mask of shape [{len(batch)}], got {keep.dtype} of shape {list(keep.shape)}."
         )
-    unwanted = torch.zeros_like(ids).index_add_(0, index, (~keep).to(ids.dtype)) > 0
-    sizes = torch.bincount(index, minlength=len(ids)).tolist()
-    lost = [
+    ids, index = batch["group_ids"].unique(return_inverse=True)
+    unwanted = torch.zeros(len(ids), dtype=torch.int64, device=keep.device).index_add_(0, index, (~keep).long())
+    return (unwanted == 0)[index]
+
+
+def _describe_dropped(keep: Tensor, batch: Batch, name: str) -> list[dict[str, Any]]:
+    ids, sizes = batch["group_ids"][~keep].unique(return_counts=True)
+    return [
         {
             "filter": name,
             "group_id": group_id,
             "uid": batch.prompts[group_id].uid if batch.prompts else None,
-            "samples": size,
+            "samples": samples,
         }
-        for group_id, size, drop in zip(ids.tolist(), sizes, unwanted.tolist(), strict=True)
-        if drop
+        for group_id, samples in zip(ids.tolist(), sizes.tolist(), strict=True)
     ]
-    return batch.filter(~unwanted[index]), lost

@@ -87,7 +87,7 @@ def one_group(values: Tensor) -> Groups:
     return _grouped(values, torch.zeros_like(values, dtype=torch.int64), 1)
 
 
-def group_sizes_of_tokens(mask: Tensor, group_ids: Tensor) -> Tensor:
+def tokens_of_group(mask: Tensor, group_ids: Tensor) -> Tensor:
     """Number of tokens of the mask [B, L] in each row's whole group, [B] float32."""
     check_rows_of(mask, group_ids=group_ids)
     names, index = torch.unique(group_ids, return_inverse=True)

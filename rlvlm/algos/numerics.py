@@ -1,16 +1,28 @@
-"""Masked sums and the one place where a log-ratio is exponentiated.
+"""Masking, masked sums, and the one place where a log-ratio is exponentiated.
 
-Masked places may hold anything, NaN and inf included: they are replaced by zeros *before* any arithmetic, so that
-neither a value nor a gradient of theirs reaches a valid place.
+Masked places may hold anything, NaN and inf included: they become zeros *before* any arithmetic, so that neither a value
+nor a gradient of theirs reaches a valid place.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
 
 LOG_RATIO_LIMIT = 20.0
-"""Log-ratios are clamped to ± this before ``exp``: e^20 is 4.9e8, finite in every dtype but half precision."""
+"""Log-ratios are clamped to ± this before ``exp``: e^20 is 4.9e8."""
+
+_BLOCK = 1 << 18  # elements (1 MiB in float32): what stays in a CPU's cache between two passes
+
+_BITS = {
+    torch.float64: torch.int64,
+    torch.float32: torch.int32,
+    torch.float16: torch.int16,
+    torch.bfloat16: torch.int16,
+}
 
 
 def exp_clamped(log_ratio: Tensor, limit: float = LOG_RATIO_LIMIT) -> Tensor:
@@ -24,8 +36,32 @@ def as_mask(mask: Tensor) -> Tensor:
 
 
 def fill_masked(values: Tensor, mask: Tensor, fill: float = 0.0) -> Tensor:
-    """``values`` with ``fill`` where the mask is false."""
+    """``values`` with ``fill`` where the bool mask is false."""
+    if fill == 0.0 and values.dtype in _BITS and values.shape == mask.shape:
+        return _ZeroOutside.apply(values, mask)
     return torch.where(mask, values, torch.full((), fill, dtype=values.dtype, device=values.device))
+
+
+def mask_bits(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """The bool mask as integers of the width of a float dtype: all bits set where true, none where false."""
+    return (-mask.view(torch.int8)).to(_BITS[dtype])
+
+
+def keep_bits(values: Tensor, bits: Tensor) -> Tensor:
+    """Zeros where ``bits`` are not set, by a bitwise "and": as blind to NaN as ``torch.where``, and many times faster on a CPU."""
+    return values.view(bits.dtype).bitwise_and(bits).view(values.dtype)
+
+
+class _ZeroOutside(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, mask: Tensor) -> Tensor:
+        ctx.save_for_backward(mask)
+        return keep_bits(values, mask_bits(mask, values.dtype))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        (mask,) = ctx.saved_tensors
+        return fill_masked(gradients[0], mask), None
 
 
 def masked_sum(values: Tensor, mask: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
@@ -45,15 +81,51 @@ def wide(values: Tensor) -> Tensor:
     return values.to(torch.float32 if values.device.type == "mps" else torch.float64)
 
 
-def whiten(values: Tensor, mask: Tensor, *, eps: float = 1e-8) -> Tensor:
+def row_blocks(values: Tensor) -> Iterator[slice]:
+    """Slices of the rows of [B, L] whose elements fit a CPU's cache; a single one on other devices.
+
+    Row-wise functions of several passes run block by block, so that only their first read and last write go to memory.
+    """
+    rows, length = values.shape
+    step = rows if values.device.type != "cpu" else max(1, _BLOCK // max(length, 1))
+    for start in range(0, rows, max(step, 1)):
+        yield slice(start, min(start + step, rows))
+
+
+@torch.no_grad()
+def whiten(values: Tensor, mask: Tensor, *, eps: float = 1e-8, out: Tensor | None = None) -> Tensor:
     """``(x - mean) / sqrt(var + eps)`` over the tokens of the mask, zero elsewhere; the variance is unbiased.
 
-    Equal values give exactly 0, and so does a single value.
+    Equal values, and a single one, give exactly 0.
+
+    Args:
+        out: where to write, which may be ``values`` itself.
     """
-    count = mask.sum()
-    first = torch.where(mask, values, torch.full((), torch.inf, dtype=values.dtype, device=values.device)).amin()
-    shifted = fill_masked(values - torch.where(count > 0, first, torch.zeros_like(first)), mask)
-    mean = shifted.sum(dtype=wide(shifted[:0]).dtype) / count.clamp_min(1)
-    centred = fill_masked(shifted - mean.to(values.dtype), mask)
-    variance = centred.square().sum(dtype=mean.dtype) / (count - 1).clamp_min(1)
-    return centred * (variance + eps).rsqrt().to(values.dtype)
+    mean, variance = _moments(values, mask)
+    centre, scale = mean.to(values.dtype), (variance + eps).rsqrt().to(values.dtype)
+    out = torch.empty_like(values) if out is None else out
+    for rows in row_blocks(values):
+        normal = (values[rows] - centre).mul_(scale)
+        out[rows] = keep_bits(normal, mask_bits(mask[rows], values.dtype))
+    return out
+
+
+def _moments(values: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and unbiased variance over the mask, of block moments merged in float64 (Chan, Golub and LeVeque, 1979).
+
+    A block's mean is corrected by the mean of the deviations from it, which makes the mean of equal values exact.
+    """
+    moments = []
+    for rows in row_blocks(values):
+        bits = mask_bits(mask[rows], values.dtype)
+        valid, count = keep_bits(values[rows], bits), mask[rows].sum()
+        mean = valid.sum() / count.clamp_min(1)
+        deviation = keep_bits(valid.sub_(mean), bits).flatten()
+        correction = wide(deviation.sum()) / count.clamp_min(1)
+        square = wide(torch.dot(deviation, deviation)) - count * correction.square()
+        moments.append(torch.stack([wide(count), wide(mean) + correction, square]))
+    count, mean, square = torch.stack(moments).unbind(-1)
+    total, pivot = count.sum(), mean[count.argmax()]
+    centre = pivot + ((mean - pivot) * count).sum() / total.clamp_min(1)
+    variance = (square + count * (mean - centre).square()).sum() / (total - 1).clamp_min(1)
+    return centre, variance

@@ -2,7 +2,8 @@
 
 One is registered with what it acts on: ``loss`` (a penalty [B, L] added to the loss), ``reward`` (a penalty [B, L] taken
 off the token rewards before advantages, see ``shaping.py``) or ``weights`` (token weights [B, L] that multiply the
-policy loss). A user's own is a function with one of these results and ``@register_regularizer(name, acts_on=…)``.
+policy loss). A user's own is a function with one of these results and ``@register_regularizer(name, acts_on=…)``; the
+mean of a loss penalty is reported as ``mean/<key>``.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from typing import Any
 from torch import Tensor
 
 from rlvlm.algos.registries import KL_ESTIMATORS, register_regularizer
-from rlvlm.algos.results import TokenLoss
 
 
 @register_regularizer("kl_to_reference")
@@ -26,10 +26,10 @@ class KLToReference:
     def __init__(self, *, estimator: Any = "k3") -> None:
         self._estimator = KL_ESTIMATORS.build(estimator)
 
-    def __call__(self, logp: Tensor, ref_logp: Tensor) -> TokenLoss:
-        """The KL estimate of each token; metric ``mean/kl_to_reference``."""
-        estimate = self._estimator({"logp": logp, "ref_logp": ref_logp})
-        return TokenLoss(estimate, {"mean/kl_to_reference": estimate.detach()})
+    def __call__(self, logp: Tensor, ref_logp: Tensor) -> Tensor:
+        """The KL estimate of each token."""
+        estimate: Tensor = self._estimator({"logp": logp, "ref_logp": ref_logp})
+        return estimate
 
 
 @register_regularizer("entropy")

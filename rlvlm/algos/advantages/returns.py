@@ -10,9 +10,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from rlvlm.algos.advantages.scan import discounted_sums
+from rlvlm.algos.advantages.scan import Scan, scan_with_decays
 from rlvlm.algos.checks import check_rows_of, check_token_fields
-from rlvlm.algos.numerics import as_mask, fill_masked, whiten
+from rlvlm.algos.numerics import as_mask, fill_masked, keep_bits, mask_bits, row_blocks, whiten
 from rlvlm.algos.registries import register_advantage
 from rlvlm.algos.results import AdvantageEstimate
 from rlvlm.errors import FieldError
@@ -40,12 +40,16 @@ def gae(
     """
     check_token_fields(token_rewards=token_rewards, values=values, loss_mask=loss_mask)
     mask = as_mask(loss_mask)
-    rewards, values = fill_masked(token_rewards, mask), fill_masked(values, mask)
-    # With Z = (1 - λ) V + λ R the recursion R_t = r_t + γ Z_next closes: Z_t = (1 - λ) V_t + λ r_t + γλ Z_next.
-    _, later = discounted_sums(torch.lerp(values, rewards, lam), mask, gamma * lam)
-    returns = fill_masked(rewards + gamma * later, mask)
-    advantages = returns - values
-    return AdvantageEstimate(whiten(advantages, mask) if whiten_tokens else advantages, returns)
+    advantages, returns = torch.empty_like(values), torch.empty_like(values)
+    scan = Scan(gamma * lam, values)
+    for rows in row_blocks(values):
+        reward, value, bits = token_rewards[rows], values[rows], mask_bits(mask[rows], values.dtype)
+        # With Z = (1 - λ) V + λ R the recursion closes: R_t = r_t + γ Z_next and Z_t = (1 - λ) V_t + λ r_t + γλ Z_next.
+        mixed = keep_bits(torch.lerp(value, reward, lam), bits)
+        target = torch.add(reward, scan.after(mixed, mask[rows]), alpha=gamma)
+        returns[rows] = keep_bits(target, bits)
+        advantages[rows] = keep_bits(target.sub_(value), bits)
+    return AdvantageEstimate(whiten(advantages, mask, out=advantages) if whiten_tokens else advantages, returns)
 
 
 @register_advantage("reinforce_plus_plus")
@@ -67,8 +71,12 @@ def reinforce_plus_plus(
     """
     check_token_fields(token_rewards=token_rewards, loss_mask=loss_mask)
     mask = as_mask(loss_mask)
-    returns, _ = discounted_sums(fill_masked(token_rewards, mask), mask, gamma)
-    returns = fill_masked(returns, mask)
+    rewards = fill_masked(token_rewards, mask)
+    if masked == "carry":
+        returns = fill_masked(torch.add(rewards, Scan(gamma, rewards).after(rewards, mask), alpha=gamma), mask)
+    else:
+        next_is_policy = torch.nn.functional.pad(mask[:, 1:], (0, 1)).to(rewards.dtype)
+        returns = fill_masked(scan_with_decays(rewards, gamma * next_is_policy), mask)
     return AdvantageEstimate(whiten(returns, mask), returns)
 
 
