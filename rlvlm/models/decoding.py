@@ -110,18 +110,25 @@ class GenerationCache:
 
     def drop(self, ended: Tensor) -> None:
         """Forgets the rows where ``ended`` [rows] is true; the others stay in order."""
+        places = ended.logical_not().nonzero().squeeze(1)
+        if self._places is not None:
+            places = self._places[places]
+        if len(places) <= _WORTH * self._prompts * self._samples:
+            places = self._shrink(places)
+        self._places = None if len(places) == self._prompts * self._samples else places
+
+    def _shrink(self, places: Tensor) -> Tensor:
+        """Cuts the block down to the prompts that have rows left and the most that any has, if that pays; new places."""
         size = self._prompts * self._samples
-        places = torch.arange(size, device=ended.device) if self._places is None else self._places
-        taken = torch.zeros(size, dtype=torch.bool, device=ended.device)
-        taken[places[~ended]] = True
+        taken = torch.zeros(size, dtype=torch.bool, device=places.device).index_fill_(0, places, True)
         taken = taken.view(self._prompts, self._samples)
         left = taken.sum(1)
         prompts, most = left.nonzero().squeeze(1), int(left.max())
-        if len(prompts) * most <= _WORTH * size:
-            samples = taken.int().argsort(dim=1, descending=True, stable=True)[prompts, :most]
-            self._cut(prompts, samples)
-            taken = taken[prompts].gather(1, samples)
-        self._places = None if bool(taken.all()) else taken.flatten().nonzero().squeeze(1)
+        if len(prompts) * most > _WORTH * size:
+            return places
+        samples = taken.int().argsort(dim=1, descending=True, stable=True)[prompts, :most]
+        self._cut(prompts, samples)
+        return taken[prompts].gather(1, samples).flatten().nonzero().squeeze(1)
 
     def _block(self, rows: Tensor) -> Tensor:
         """[rows, Hk, …] as [P, Hk, n, …], zeros where a row was dropped."""

@@ -96,11 +96,15 @@ class Capabilities:
             if need not in declared:
                 raise EngineError(f"inference engines declare no '{need}'{nearest(need, declared)}.")
             if not declared[need]:
-                able = ", ".join(name for name, can in declared.items() if can) or "nothing beyond generate"
-                raise EngineError(
-                    f"inference engine '{engine}' was asked for '{need}', but declares {able}; "
-                    f"choose an engine that declares it or a pipeline that does without."
-                )
+                raise self.refusal(engine, need)
+
+    def refusal(self, engine: str, need: str) -> EngineError:
+        """The error for asking ``engine`` for a capability that it does not declare."""
+        able = ", ".join(name for name, can in dataclasses.asdict(self).items() if can) or "nothing beyond generate"
+        return EngineError(
+            f"inference engine '{engine}' was asked for '{need}', but declares {able}; "
+            f"choose an engine that declares it or a pipeline that does without."
+        )
 
 
 def check_params(engine: str, capabilities: Capabilities, params: SamplingParams) -> None:

@@ -14,11 +14,9 @@ from rlvlm.engines.inference.stopping import StopTable
 from rlvlm.models.decoding import GenerationCache, decode_rows
 from rlvlm.models.rows import Rows
 
-Logits = Callable[[Rows], Tensor]
-
 
 def decode(
-    forward: Logits,
+    forward: Callable[[Rows], Tensor],
     cache: GenerationCache,
     logits: Tensor,
     positions: Tensor,

@@ -78,12 +78,10 @@ class HfEngine:
 
     def generate(self, prompts: Batch, params: SamplingParams, step: int) -> Batch:
         """See :class:`~rlvlm.engines.inference.base.InferenceEngine`."""
-        for wrong, what in (
-            (self._paused, "is paused; leave its pause() first"),
-            (self._home is not None, "sleeps; wake() it first"),
-        ):
-            if wrong:
-                raise EngineError(f"inference engine 'hf' was asked to generate, but it {what}.")
+        if self._paused:
+            raise EngineError("inference engine 'hf' was asked to generate, but it is paused; leave its pause() first.")
+        if self._home is not None:
+            raise EngineError("inference engine 'hf' was asked to generate, but it sleeps; wake() it first.")
         with self._alone("generate"), self._eval_mode():
             groups = check_prompts(prompts)
             parts = [self._draw(prompts, wave, params, step) for wave in self._waves(prompts, groups, params)]
@@ -98,8 +96,7 @@ class HfEngine:
 
     async def generate_async(self, prompts: Batch, params: SamplingParams, step: int) -> Batch:
         """Refused: the engine works in its caller's thread."""
-        self.capabilities.require("hf", "asynchronous")
-        return self.generate(prompts, params, step)
+        raise self.capabilities.refusal("hf", "asynchronous")
 
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
@@ -113,7 +110,7 @@ class HfEngine:
     def abort(self) -> int:
         """Ends nothing and returns 0, since nothing is in flight; from another thread during a call, ``EngineError``."""
         if self._work.locked():
-            self.capabilities.require("hf", "interrupts")
+            raise self.capabilities.refusal("hf", "interrupts")
         return 0
 
     def sleep(self) -> None:
@@ -160,15 +157,15 @@ class HfEngine:
 
     @contextlib.contextmanager
     def _eval_mode(self) -> Iterator[None]:
-        """A block in which the policy is in eval mode; its mode is put back however the block is left."""
-        trains = self._policy.training
-        if trains:
-            self._policy.eval()
+        """A block in which every module is in eval mode; each is put back as it was, however the block is left."""
+        training = [module for module in self._policy.modules() if module.training]
+        for module in training:
+            module.training = False
         try:
             yield
         finally:
-            if trains:
-                self._policy.train()
+            for module in training:
+                module.training = True
 
     def _waves(self, prompts: Batch, groups: list[int], params: SamplingParams) -> Iterator[list[int]]:
         """Consecutive prompts whose keys and values fit at the same time."""

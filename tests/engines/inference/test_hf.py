@@ -139,18 +139,21 @@ def test_nothing_it_returns_or_keeps_bars_a_backward_pass(prompts, policy):
     policy.zero_grad()
 
 
-@pytest.mark.parametrize("training", [True, False])
-def test_the_policys_mode_is_put_back(policy, prompts, training):
-    engine = HfEngine(policy.train(training))
+def test_every_modules_mode_is_put_back(policy, prompts):
+    engine = HfEngine(policy.train())
+    policy.model.model.visual.eval()  # a frozen tower that its owner keeps in eval mode
+    before = [module.training for module in policy.modules()]
     seen = []
-    handle = policy.register_forward_pre_hook(lambda module, _: seen.append(module.training))
+    handle = policy.register_forward_pre_hook(lambda module, _: seen.extend(m.training for m in module.modules()))
     engine.generate(prompts, PARAMS, step=0)
-    with pytest.raises(EngineError), engine.pause():
+    handle.remove()
+    assert not any(seen)
+    handle = policy.register_forward_pre_hook(lambda module, _: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
         engine.generate(prompts, PARAMS, step=0)
     handle.remove()
-    assert policy.training is training
     assert seen
-    assert not any(seen)
+    assert [module.training for module in policy.modules()] == before
     policy.eval()
 
 
