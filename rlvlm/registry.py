@@ -8,6 +8,7 @@ are known before any work is done.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib
 import importlib.util
@@ -327,16 +328,20 @@ def _parameters(
             keyword[key] = parameter
         else:
             raise RegistryError(
-                f"{kind} '{name}' has the parameter '{parameter}', which names nothing; name each thing it reads, and its options after a '*'."
+                f"{kind} '{name}' has the parameter '{parameter}', which names nothing; name what it reads, and its options after '*'."
             )
     return positional, keyword
 
 
 def _type_hints(function: Callable[..., Any]) -> dict[str, Any]:
-    try:
-        return typing.get_type_hints(function)
-    except (NameError, TypeError, AttributeError):  # names only known to a type checker: such options go unchecked
-        return {}
+    """Annotations by name; one that only a type checker can resolve is left out, and an option of that name goes unchecked."""
+    hints: dict[str, Any] = {}
+    scope = getattr(function, "__globals__", {})
+    for name, annotation in getattr(function, "__annotations__", {}).items():
+        with contextlib.suppress(NameError, TypeError, AttributeError):
+            one = types.SimpleNamespace(__annotations__={name: annotation})
+            hints.update(typing.get_type_hints(one, scope))
+    return hints
 
 
 def _check_options(entry: Entry, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -362,14 +367,14 @@ def fits(value: Any, annotation: Any) -> bool:
         return value in arguments
     if origin in (typing.Union, types.UnionType):
         return any(fits(value, argument) for argument in arguments)
-    plain = {type(None): type(None), None: type(None), bool: bool, str: str}
+    plain: dict[Any, type] = {type(None): type(None), None: type(None), bool: bool, str: str}
     if annotation in plain:
         return isinstance(value, plain[annotation])
     if annotation is int:
         return isinstance(value, int) and not isinstance(value, bool)
     if annotation is float:
         return isinstance(value, (int, float)) and not isinstance(value, bool)
-    containers = {list: (list, tuple), tuple: (list, tuple), dict: Mapping}
+    containers: dict[Any, Any] = {list: (list, tuple), tuple: (list, tuple), dict: Mapping}
     if (origin or annotation) in containers:
         return isinstance(value, containers[origin or annotation])
     return True

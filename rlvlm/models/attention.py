@@ -11,9 +11,6 @@ from typing import Any, Protocol
 
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import sdpa_mask
 
 from rlvlm.errors import EngineError
 
@@ -45,6 +42,8 @@ def attention(
     Raises ``EngineError`` for attention dropout under a layout: samples of a group would share the prompt's dropped entries.
     """
     if layout is None:
+        from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
         )
@@ -70,5 +69,10 @@ def grouped_sdpa(
     return out.transpose(1, 2)
 
 
-AttentionInterface.register(ATTENTION, attention)
-AttentionMaskInterface.register(ATTENTION, sdpa_mask)  # without one, transformers gives padded rows no mask, silently
+def register_attention() -> None:
+    """Makes :data:`ATTENTION` known to transformers, which is imported only here: settings are checked without it."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import sdpa_mask
+
+    AttentionInterface.register(ATTENTION, attention)
+    AttentionMaskInterface.register(ATTENTION, sdpa_mask)  # without one, padded rows silently get no mask

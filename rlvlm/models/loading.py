@@ -1,21 +1,25 @@
-"""Makes a policy from its settings: a folder of ``save_pretrained``, or a registered builder."""
+"""Makes a policy from its settings: a folder of ``save_pretrained``, or a registered builder.
+
+Transformers is imported where something is loaded, so that a builder's settings are checked without it.
+"""
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import AutoConfig, AutoImageProcessor, AutoModelForImageTextToText, AutoTokenizer
 
 from rlvlm.errors import ConfigError
-from rlvlm.models.attention import ATTENTION
+from rlvlm.models.attention import ATTENTION, register_attention
 from rlvlm.models.config import ModelConfig
 from rlvlm.models.families.base import Family, family_of
-from rlvlm.models.policy import Policy
 from rlvlm.registry import Registry
+
+if TYPE_CHECKING:
+    from rlvlm.models.policy import Policy
 
 BUILDERS = Registry("model builder", "model_builders", builtins=("rlvlm.models.toys",), readable=lambda: ())
 """Functions of options that make a model in memory and return ``ModelParts``."""
@@ -37,6 +41,8 @@ def load_policy(config: ModelConfig) -> Policy:
 
     Raises ``ConfigError`` unless exactly one of ``path`` and ``build`` is given, or where the folder holds no model.
     """
+    from rlvlm.models.policy import Policy
+
     if (config.path is None) == (config.build is None):
         raise ConfigError("a model is either loaded or built; give exactly one of model.path and model.build.")
     dtype = getattr(torch, config.dtype)
@@ -66,13 +72,18 @@ def _enable_checkpointing(model: Any) -> None:
 
 def load_parts(path: str, dtype: torch.dtype) -> ModelParts:
     """Model, tokenizer and image processor of a folder; no processor class is used, so no torchvision is needed."""
+    from transformers import AutoModelForImageTextToText
+
     _check_folder(path)
+    register_attention()
     model = AutoModelForImageTextToText.from_pretrained(path, dtype=dtype, attn_implementation=ATTENTION)
     return ModelParts(model, *_load_processors(path))
 
 
 def load_family(path: str) -> Family:
     """The family of a folder's model, bound to its tokenizer and image processor; loads no weights."""
+    from transformers import AutoConfig
+
     _check_folder(path)
     return family_of(AutoConfig.from_pretrained(path), *_load_processors(path))
 
@@ -83,6 +94,8 @@ def _check_folder(path: str) -> None:
 
 
 def _load_processors(path: str) -> tuple[Any, Any]:
+    from transformers import AutoImageProcessor, AutoTokenizer
+
     tokenizer = AutoTokenizer.from_pretrained(path)
     if not tokenizer.chat_template:
         tokenizer.chat_template = _processor_template(Path(path))

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from rlvlm.batch import Batch
 from rlvlm.errors import ConfigError
-from rlvlm.models.attention import ATTENTION
+from rlvlm.models.attention import ATTENTION, register_attention
 from rlvlm.models.config import LoraConfig
 from rlvlm.models.families.base import Family, family_of
 from rlvlm.models.head import next_token_logits, token_logp
@@ -55,6 +55,7 @@ class Policy(nn.Module):
             raise ConfigError(
                 "this model's head has a bias, which the chunked head does not add; use a model without one."
             )
+        register_attention()
         model.set_attn_implementation(ATTENTION)
         self._costs = Costs.of(model.named_parameters(), family.parameter_part, model.config.get_text_config())
         self._dropout = _has_dropout(model)

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import (
-    CLIPImageProcessorPil,
-    CLIPVisionConfig,
-    LlavaConfig,
-    LlavaForConditionalGeneration,
-    PreTrainedTokenizerFast,
-    Qwen2Config,
-)
 
 from rlvlm.models.loading import ModelParts, register_model_builder
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<image>")
 WHOLE = ("<answer>", "</answer>")
@@ -44,6 +39,14 @@ def toy_llava(
     init_std: float = 0.16,
 ) -> ModelParts:
     """A LLaVA-architecture model (CLIP tower, projector, Qwen2) of about 0.4 M parameters with a tokenizer for a toy task."""
+    from transformers import (
+        CLIPImageProcessorPil,
+        CLIPVisionConfig,
+        LlavaConfig,
+        LlavaForConditionalGeneration,
+        Qwen2Config,
+    )
+
     tokenizer = toy_tokenizer(_corpus(task))
     ids = tokenizer.get_vocab()
     text = Qwen2Config(
@@ -86,6 +89,8 @@ def toy_llava(
 
 def toy_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
     """A byte-level BPE tokenizer trained on a task's texts: lossless, with one token for each frequent word."""
+    from transformers import PreTrainedTokenizerFast  # here, as below: a recipe is checked without transformers
+
     core = Tokenizer(models.BPE())
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     core.decoder = decoders.ByteLevel()

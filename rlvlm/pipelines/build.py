@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from typing import TYPE_CHECKING
 
 from rlvlm.algorithm import Algorithm
 from rlvlm.data.loader import Loader
 from rlvlm.engines.inference.base import build_inference_engine
 from rlvlm.engines.train.base import TRAIN_ENGINES, TrainEngine
 from rlvlm.errors import ConfigError, nearest
-from rlvlm.models.policy import Policy
 from rlvlm.pipelines.config import Stage
 from rlvlm.pipelines.gates import VisionGate
 from rlvlm.pipelines.planner import Passes, plan_passes
@@ -19,6 +19,9 @@ from rlvlm.roles.actor import Actor
 from rlvlm.roles.reference import Reference
 from rlvlm.roles.reward import Reward
 from rlvlm.roles.rollout import Rollout
+
+if TYPE_CHECKING:
+    from rlvlm.models.policy import Policy
 
 
 def build_engine(stage: Stage, policy: Policy, *, steps: int | None) -> TrainEngine:

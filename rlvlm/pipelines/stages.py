@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -14,7 +14,6 @@ from rlvlm.batch import Batch
 from rlvlm.data.loader import Loader
 from rlvlm.data.supervised import supervised_loader
 from rlvlm.engines.train.base import TrainEngine
-from rlvlm.models.policy import Policy
 from rlvlm.pipelines.build import accuracy_rule, build_engine, build_rlvr, build_rollout, eval_loader
 from rlvlm.pipelines.checkpoint import Checkpoints
 from rlvlm.pipelines.config import Stage
@@ -28,6 +27,9 @@ from rlvlm.roles.rollout import Rollout
 from rlvlm.tracking.recorder import Recorder
 from rlvlm.tracking.rundir import RunDir
 from rlvlm.tracking.samples import Answer, SampleBook
+
+if TYPE_CHECKING:
+    from rlvlm.models.policy import Policy
 
 PIPELINES = Registry("pipeline", "pipelines", readable=lambda: ("stage", "policy", "context"))
 """Functions of a stage, its policy and the run's context that train the policy and return a ``StageResult``."""

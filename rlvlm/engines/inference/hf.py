@@ -6,7 +6,7 @@ import contextlib
 import copy
 import threading
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -20,7 +20,9 @@ from rlvlm.engines.inference.sampling import noise_keys, uniforms
 from rlvlm.engines.inference.stopping import StopTable
 from rlvlm.errors import ConfigError, EngineError, nearest
 from rlvlm.models.decoding import GenerationCache, prefill_rows
-from rlvlm.models.policy import Policy
+
+if TYPE_CHECKING:
+    from rlvlm.models.policy import Policy
 
 CAPABILITIES = Capabilities(sleeps=True, logp_before_cut=True)
 

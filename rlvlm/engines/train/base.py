@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor
 
@@ -12,8 +12,10 @@ from rlvlm.batch import Batch
 from rlvlm.engines.train.batching import MicroBatch
 from rlvlm.engines.train.config import OptimizerConfig
 from rlvlm.models.outputs import TokenOutputs
-from rlvlm.models.policy import Policy
 from rlvlm.registry import Registry
+
+if TYPE_CHECKING:
+    from rlvlm.models.policy import Policy
 
 TRAIN_ENGINES = Registry("train engine", "train_engines", builtins=("rlvlm.engines.train.local",))
 register_train_engine = TRAIN_ENGINES.register

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -25,7 +25,9 @@ from rlvlm.engines.train.optim import (
 )
 from rlvlm.errors import EngineError, TrainingStopped
 from rlvlm.models.outputs import TokenOutputs
-from rlvlm.models.policy import Policy
+
+if TYPE_CHECKING:
+    from rlvlm.models.policy import Policy
 
 
 class LocalEngine:

@@ -14,7 +14,6 @@ from typing import Any, ClassVar, Protocol
 import torch
 from PIL import Image
 from torch import Tensor
-from transformers.core_model_loading import revert_weight_conversion
 
 from rlvlm.batch import Media, Span
 from rlvlm.errors import ConfigError, DataError
@@ -195,6 +194,8 @@ class Family(ABC):
 
     def checkpoint_names(self, model: Any, names: Iterable[str]) -> dict[str, str]:
         """Each parameter name and the one that ``save_pretrained`` writes and the inference engines load."""
+        from transformers.core_model_loading import revert_weight_conversion  # here: settings are checked without it
+
         kept = list(names)
         numbered = {name: torch.tensor(number) for number, name in enumerate(kept)}
         stored = revert_weight_conversion(model, numbered)
