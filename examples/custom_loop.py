@@ -1,12 +1,12 @@
 """The training loop by hand, with the parts that you choose: ``python examples/custom_loop.py [model folder] [steps]``.
 
-Without a folder it starts from random weights, which mostly learn to stop talking; give it the ``policy/`` of a quickstart
+Without a folder it starts from random weights, which learn little but to be brief; give it the ``policy/`` of a quickstart
 run, or a real model, to see more.
 """
 
 import sys
 
-from rlvlm import Actor, Algorithm, AlgorithmConfig, Loader, Reward, Rollout, load_policy
+from rlvlm import Actor, Algorithm, AlgorithmConfig, Loader, Reward, Rollout, load_policy, register_reward
 from rlvlm.data.config import DataConfig
 from rlvlm.engines.inference.hf import HfEngine
 from rlvlm.engines.train.config import OptimizerConfig
@@ -14,6 +14,12 @@ from rlvlm.engines.train.local import LocalEngine
 from rlvlm.models.config import ModelConfig
 from rlvlm.rewards.config import RewardConfig
 from rlvlm.roles.config import ActorConfig, RolloutConfig
+
+
+@register_reward("brief")
+def brief(completion: str) -> float:
+    """1 for an empty answer, less for a longer one: a rule that even random weights can learn from."""
+    return 1.0 / (1.0 + len(completion))
 
 
 def main(folder: str | None, steps: int) -> list[float]:
@@ -26,7 +32,7 @@ def main(folder: str | None, steps: int) -> list[float]:
     engine.prepare(policy, optimizer, total_steps=2 * steps)
     actor = Actor(engine, algorithm, ActorConfig(mini_batches=2, optimizer=optimizer))
     rollout = Rollout(HfEngine(policy, shared=True), RolloutConfig(n=8, max_new_tokens=8))
-    reward = Reward(RewardConfig(rules={"number": 1.0, "length": {"weight": 0.5, "soft": 2, "limit": 8}}))
+    reward = Reward(RewardConfig(rules={"number": 1.0, "brief": 0.5}))
     loader = Loader(DataConfig(train="shapes", template=None, prompts_per_step=16), policy.family)
 
     rewards = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import re
 import shutil
 from collections.abc import Mapping
@@ -60,6 +61,6 @@ class Checkpoints:
         engine.load(newest)
         try:
             state: dict[str, Any] = torch.load(newest / STATE, weights_only=True)
-        except (RuntimeError, EOFError, OSError) as error:
+        except (RuntimeError, EOFError, OSError, pickle.UnpicklingError) as error:
             raise DataError(f"checkpoint state '{newest / STATE}' is damaged ({error}); delete that folder.") from error
         return state
