@@ -25,9 +25,9 @@ _BITS = {
 }
 
 
-def exp_clamped(log_ratio: Tensor, limit: float = LOG_RATIO_LIMIT) -> Tensor:
-    """``exp`` of a log-ratio clamped to ± ``limit``; outside of it the value is constant and the gradient 0."""
-    return log_ratio.clamp(-limit, limit).exp()
+def exp_clamped(log_ratio: Tensor, upper: float = LOG_RATIO_LIMIT) -> Tensor:
+    """``exp`` of a log-ratio clamped to [-20, ``upper``]; outside of it the value is constant and the gradient 0."""
+    return log_ratio.clamp(-LOG_RATIO_LIMIT, upper).exp()
 
 
 def as_mask(mask: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rlvlm.algos.checks import check_rows_of
 from rlvlm.algos.grouping import Groups, group, one_group
-from rlvlm.algos.numerics import as_mask, whiten, wide
+from rlvlm.algos.numerics import as_mask, fill_masked, whiten, wide
 from rlvlm.algos.registries import register_advantage
 
 Level = Literal["group", "batch", "none"]
@@ -71,11 +71,73 @@ def rloo(rewards: Tensor, group_ids: Tensor, loss_mask: Tensor, *, singleton: Si
     return over_tokens(advantage, rewards, loss_mask)
 
 
+@register_advantage("opo")
+@torch.no_grad()
+def opo(rewards: Tensor, group_ids: Tensor, loss_mask: Tensor, *, singleton: Singleton = "zero") -> Tensor:
+    """Reward minus the length-weighted mean reward of the group, the baseline of least variance.
+
+    Paper: OPO, arXiv 2505.23585. Lengths are counted in tokens of ``loss_mask``.
+    """
+    groups = group(rewards, group_ids)
+    lengths = wide(as_mask(loss_mask).sum(-1))
+    baseline = groups.sum(lengths * groups.shifted) / groups.sum(lengths).clamp_min(1)
+    advantage = fill_masked(groups.shifted - baseline[groups.index], groups.valid)
+    advantage = settle_singletons(advantage, rewards, groups, singleton)
+    return over_tokens(advantage, rewards, loss_mask)
+
+
+@register_advantage("gpg")
+@torch.no_grad()
+def gpg(
+    rewards: Tensor,
+    group_ids: Tensor,
+    loss_mask: Tensor,
+    *,
+    scale: Literal["informative", "nonzero", "none"] = "informative",
+    singleton: Singleton = "zero",
+) -> Tensor:
+    """Reward minus group mean, times "samples over samples that carry a gradient".
+
+    Paper: GPG, arXiv 2504.02546.
+
+    Args:
+        scale: which samples carry a gradient: those of groups whose rewards differ (``informative``, the paper), those
+            whose reward is not zero (``nonzero``, verl), or do not scale (``none``).
+    """
+    groups = group(rewards, group_ids)
+    advantage = settle_singletons(groups.deviations, rewards, groups, singleton)
+    if scale != "none":
+        carries = (groups.spread[groups.index] > 0) if scale == "informative" else (rewards != 0)
+        advantage = advantage * (carries.numel() / (carries & groups.valid).sum().clamp_min(1))
+    return over_tokens(advantage, rewards, loss_mask)
+
+
+@register_advantage("grpo_passk")
+@torch.no_grad()
+def grpo_passk(
+    rewards: Tensor, group_ids: Tensor, loss_mask: Tensor, *, divide: bool = True, eps: float = 1e-6
+) -> Tensor:
+    """Largest minus second-largest reward for the best sample of the group, 0 for all others, for a tie and for a group of one.
+
+    Paper: arXiv 2503.19595.
+
+    Args:
+        divide: divide by the group's standard deviation.
+    """
+    groups = group(rewards, group_ids)
+    best = groups.valid & (groups.shifted == groups.max(groups.shifted)[groups.index])
+    alone_at_top = groups.sum(wide(best)) == 1
+    below = torch.where(best, torch.full_like(groups.shifted, -torch.inf), groups.shifted)
+    second = groups.max(below)
+    lead = torch.where(alone_at_top & second.isfinite(), groups.max(groups.shifted) - second, torch.zeros_like(second))
+    if divide:
+        lead = divide_by_std(lead, groups.std(), eps)
+    return over_tokens(fill_masked(lead[groups.index], best), rewards, loss_mask)
+
+
 def divide_by_std(advantage: Tensor, std: Tensor, eps: float) -> Tensor:
-    """``advantage / (std + eps)``, and 0 where the standard deviation is 0 even with ``eps`` 0."""
-    return torch.where(
-        std > 0, advantage / (std + eps).clamp_min(torch.finfo(std.dtype).tiny), advantage / (eps or 1.0)
-    )
+    """``advantage / (std + eps)``; 0 where the standard deviation is 0, for equal rewards carry no signal."""
+    return torch.where(std > 0, advantage / (std + eps), torch.zeros_like(advantage))
 
 
 def settle_singletons(

@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from rlvlm.algos.checks import check_clip, check_token_fields
+from rlvlm.algos.checks import check_clip, check_positive, check_token_fields
 from rlvlm.algos.numerics import as_mask, exp_clamped, fill_masked, masked_mean
 from rlvlm.algos.registries import register_policy_loss
 from rlvlm.algos.results import TokenLoss
@@ -57,3 +57,41 @@ def gspo(
         "mean/clip_fraction": clipped.detach() > free.detach(),
     }
     return TokenLoss(torch.maximum(free, clipped), metrics)
+
+
+@register_policy_loss("geo_mean", scope="sequence")
+def geo_mean(
+    logp: Tensor,
+    prox_logp: Tensor,
+    advantages: Tensor,
+    loss_mask: Tensor,
+    *,
+    clip_low: float = 0.4,
+    clip_high: float = 0.4,
+) -> TokenLoss:
+    """GMPO: ``-A exp(mean_t c_t)`` with the sequence's mean advantage and log-ratios ``c_t`` clipped one by one.
+
+    A log-ratio is clipped to ``[-low, high]`` on the side where the advantage pulls it. Every token of a sequence holds the
+    sequence's loss, so that ``seq-mean-token-mean`` is the paper's objective. Paper: GMPO, arXiv 2507.20673.
+
+    Args:
+        clip_low, clip_high: bounds of the log-ratio (not of the ratio).
+    """
+    check_token_fields(logp=logp, prox_logp=prox_logp, advantages=advantages, loss_mask=loss_mask)
+    check_positive("geo_mean", clip_low=clip_low, clip_high=clip_high)
+    mask = as_mask(loss_mask)
+    log_ratio = fill_masked(logp, mask) - fill_masked(prox_logp, mask)
+    advantages = fill_masked(advantages, mask)
+    sign = advantages.sign()
+    bounded = log_ratio.clamp(-clip_low, clip_high)
+    pessimistic = sign * torch.minimum(sign * log_ratio, sign * bounded)
+    ratio = exp_clamped(masked_mean(pessimistic, mask, dim=-1, keepdim=True))
+    loss = -masked_mean(advantages, mask, dim=-1, keepdim=True) * ratio
+    detached = ratio.detach().expand_as(logp)
+    metrics = {
+        "mean/ratio": detached,
+        "max/ratio": detached,
+        "mean/approx_kl": -log_ratio.detach(),
+        "mean/clip_fraction": (log_ratio != bounded) & (sign != 0),
+    }
+    return TokenLoss(loss.expand_as(logp), metrics)
