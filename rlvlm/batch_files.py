@@ -26,6 +26,7 @@ def save_batch(batch: Batch, folder: str | Path) -> None:
     Raises ``DataError`` for a column, record or ``meta`` entry that JSON can't hold, naming it.
     """
     path = Path(folder)
+    names = [name for name in batch.objects if name != "spans"]
     tables = {
         "format": FORMAT,
         "meta": batch.meta,
@@ -36,13 +37,13 @@ def save_batch(batch: Batch, folder: str | Path) -> None:
         "spans": [[_span(span) for span in row] for row in batch.objects["spans"]]
         if "spans" in batch.objects
         else None,
-        "columns": [name for name in batch.objects if name != "spans"],
+        "columns": names,
     }
     text = _json(tables, "the batch's tables")
-    columns = {name: [_json(v, f"column '{name}'") for v in batch.objects[name]] for name in tables["columns"]}
+    columns = {name: [_json(v, f"column '{name}'") for v in batch.objects[name]] for name in names}
     path.mkdir(parents=True, exist_ok=True)
     (path / TABLES).write_text(text, encoding="utf-8")
-    pq.write_table(pa.table(columns or {"": [None] * len(batch)}), path / COLUMNS)
+    pq.write_table(pa.table(dict(columns)), path / COLUMNS)
     pictures = [_encoded(m.image) for m in batch.media]
     pq.write_table(pa.table({"picture": pa.array(pictures, pa.binary())}), path / PICTURES)
     save_file(_tensors(batch), path / TENSORS)

@@ -40,7 +40,7 @@ class DigitRecords(Sequence[Mapping[str, Any]]):
     def __len__(self) -> int:
         return self.size
 
-    def __getitem__(self, index: Any) -> Mapping[str, Any]:
+    def __getitem__(self, index: Any) -> Any:
         if not 0 <= index < self.size:
             raise IndexError(index)
         rng = stream(self.seed, self.split, index)
@@ -65,7 +65,9 @@ def _scans() -> tuple[np.ndarray, np.ndarray]:
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:
-        raise ConfigError("source 'digits' shows scikit-learn's scans; install it with: pip install 'rlvlm[digits]'.") from error
+        raise ConfigError(
+            "source 'digits' shows scikit-learn's scans; install it with: pip install 'rlvlm[digits]'."
+        ) from error
     data = load_digits()
     scans = np.clip(data.images * 255 / 16, 0, 255).astype(np.uint8)
     return scans.repeat(2, axis=1).repeat(2, axis=2), data.target.astype(np.int64)

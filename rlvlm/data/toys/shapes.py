@@ -35,7 +35,7 @@ class ShapeRecords(Sequence[Mapping[str, Any]]):
     def __len__(self) -> int:
         return self.size
 
-    def __getitem__(self, index: Any) -> Mapping[str, Any]:
+    def __getitem__(self, index: Any) -> Any:
         if not 0 <= index < self.size:
             raise IndexError(index)
         rng = stream(self.seed, self.split, index)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+import torch
 from torch import Tensor
 
 from rlvlm.batch import Batch
@@ -30,6 +31,9 @@ class TrainEngine(Protocol):
         Args:
             total_steps: optimiser steps of the whole run, for the schedule.
         """
+
+    device: torch.device
+    """Where outputs and gradients are."""
 
     @property
     def policy(self) -> Policy:
