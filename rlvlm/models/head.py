@@ -86,15 +86,17 @@ class _TokenLogp(torch.autograd.Function):
         grad_hidden = torch.zeros(hidden.shape, dtype=torch.float32, device=hidden.device)
         grad_weight = torch.empty_like(weight) if ctx.needs_input_grad[1] else None
         for ids in tiles.id_slices():
-            part = None  # of the weight's gradient, summed over token tiles in fp32
-            for rows in tiles.token_tiles():
+            part = None if grad_weight is None else _room(grad_weight[ids], tiles.height >= len(hidden))
+            for number, rows in enumerate(tiles.token_tiles()):
                 flow = _pull_back(tiles, rows, ids, pull, spread, entropy, total).to(hidden.dtype)
                 _add_product(grad_hidden[rows], flow, weight[ids])
-                if grad_weight is not None:
-                    product = torch.mm(flow.t(), hidden[rows])
-                    part = product if part is None else part.float().add_(product)
-            if grad_weight is not None:
-                grad_weight[ids] = 0 if part is None else part
+                if part is not None:
+                    _add_product(part, flow.t(), hidden[rows], fresh=number == 0)
+            if grad_weight is not None and part is not None:
+                if not len(hidden):
+                    part.zero_()
+                if part.dtype != grad_weight.dtype:
+                    grad_weight[ids] = part
         return grad_hidden.to(hidden.dtype), grad_weight, None, None, None, None
 
 
@@ -198,9 +200,16 @@ def _pull_back(
     return tile
 
 
-def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """Adds ``left @ right`` to an fp32 sum."""
-    if left.dtype == total.dtype:
-        total.addmm_(left, right)
-    else:
+def _room(place: Tensor, one_product: bool) -> Tensor:
+    """Where a slice of the weight's gradient is summed: in its place, or in fp32 where several low products add up."""
+    return place if one_product or place.dtype == torch.float32 else place.new_zeros(place.shape, dtype=torch.float32)
+
+
+def _add_product(total: Tensor, left: Tensor, right: Tensor, fresh: bool = False) -> None:
+    """Adds ``left @ right`` to a sum, or begins it, without a copy where the types allow."""
+    if left.dtype != total.dtype:
         total.add_(torch.mm(left, right))
+    elif fresh:
+        torch.mm(left, right, out=total)
+    else:
+        total.addmm_(left, right)
