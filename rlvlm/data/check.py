@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rlvlm.data.config import DataConfig
+from rlvlm.data.dialogues import dialogue_turns, encode_dialogue
 from rlvlm.data.media import Picture, PictureLimits
 from rlvlm.data.progress import Progress
 from rlvlm.data.prompts import PromptEncoder, PromptFamily, find_template, to_messages
 from rlvlm.data.sources import Source
-from rlvlm.data.supervised import dialogue_turns, encode_dialogue
 from rlvlm.errors import DataError
 
 FAULTS_SHOWN = 10
@@ -84,9 +84,7 @@ def check_source(
         dialogues: read rows as dialogues to learn from, not as prompts.
     """
     report = CheckReport(source.name, "characters" if family is None else "tokens")
-    limits = PictureLimits(
-        source.config.image_folder, config.allow_outside, config.min_pixels, config.max_pixels, config.max_decode_pixels
-    )
+    limits = source.limits(config)
     measure = _Measure(config, source, family, dialogues)
     with Progress("checking", len(source), quiet=not progress) as shown:
         for index in range(len(source)):

@@ -78,3 +78,10 @@ def caption(row: Mapping[str, Any], *, instruction: str = "Describe the picture.
     """A picture and its ``caption``: the instruction as the user's turn, the caption as the assistant's."""
     turns = [{"role": "user", "content": instruction}, {"role": "assistant", "content": str(row["caption"])}]
     return {**row, "messages": turns, "images": take_pictures(row)}
+
+
+@register_format("packed")
+def packed(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A bin of ``rlvlm data pack``: ``samples``, each with ``messages`` and its number of ``pictures``, and all their images."""
+    samples = [{"prompt_template": "as_is", **sample} for sample in row["samples"]]
+    return {**row, "samples": samples, "images": take_pictures(row)}

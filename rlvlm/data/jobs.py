@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -48,10 +48,6 @@ class Job:
         there = set(os.listdir(self._parts))
         return [f"{number:06d}{suffix}" in there for number in range(count)]
 
-    def done(self, number: int, suffix: str) -> bool:
-        """Whether a part is finished."""
-        return self.part(number, suffix).exists()
-
 
 def write_atomic(path: str | Path, content: bytes | Callable[[Path], Any]) -> None:
     """Writes a file so that it is there whole or not at all; ``content`` may be a function that writes to a path."""
@@ -64,12 +60,6 @@ def write_atomic(path: str | Path, content: bytes | Callable[[Path], Any]) -> No
     with open(partial, "rb+") as file:
         os.fsync(file.fileno())
     partial.replace(target)
-
-
-def chunks(total: int, size: int) -> Iterator[tuple[int, int, int]]:
-    """(number, start, end) of consecutive chunks."""
-    for number, start in enumerate(range(0, total, size)):
-        yield number, start, min(start + size, total)
 
 
 def fingerprint(paths: list[str]) -> str:

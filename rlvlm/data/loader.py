@@ -13,7 +13,7 @@ import torch
 
 from rlvlm.batch import Batch, Prompt
 from rlvlm.data.config import DataConfig
-from rlvlm.data.media import Picture, PictureLimits
+from rlvlm.data.media import Picture
 from rlvlm.data.media_table import MediaTable, PixelCache
 from rlvlm.data.order import Mixture
 from rlvlm.data.prompts import (
@@ -77,6 +77,8 @@ class PromptAssembler:
         self, record: Mapping[str, Any], pictures: Sequence[Picture], template: str | None
     ) -> tuple[Mapping[str, Any], Encoding]:
         """Messages by the template, then token ids; a dialogue's last answer becomes the record's ``answer``."""
+        if "samples" in record:
+            raise DataError("the row is a packed bin, which supervised stages read; give prompts one to a row.")
         messages, answer = to_messages(record, find_template(template), self._config.system)
         columns = {name: value for name, value in record.items() if name not in PICTURE_COLUMNS}
         columns.setdefault("problem", messages[-1]["content"])
@@ -137,7 +139,7 @@ class Loader:
         self._endless = split == "train"
         self._assembler: Assembler = PromptAssembler(config, family) if assembler is None else assembler
         self._cache = PixelCache(config.cache_mb << 20)
-        self._limits = [self._limits_of(source) for source in self.sources]
+        self._limits = [source.limits(config) for source in self.sources]
         self.counts: Counter[str] = Counter()
         self._tally: Counter[str] = Counter()  # runs ahead of counts by the batches that wait
         self._start = self._order.state_dict()
@@ -269,13 +271,6 @@ class Loader:
             else:
                 kept.append(item)
         return self._assembler.assemble(kept, places, table) if kept else None
-
-    def _limits_of(self, source: Source) -> PictureLimits:
-        config = self.config
-        folder = source.config.image_folder or config.image_folder
-        return PictureLimits(
-            folder, config.allow_outside, config.min_pixels, config.max_pixels, config.max_decode_pixels
-        )
 
 
 def _slice_of(items: Sequence[Item], rank: int, world_size: int) -> Sequence[Item]:

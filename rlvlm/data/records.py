@@ -56,6 +56,8 @@ def _plain_format(name: str) -> Part:
 
 def _told_by(row: Mapping[str, Any]) -> str | None:
     held = {name for name, value in row.items() if value is not None}
+    if "samples" in held:
+        return "packed"
     if "conversations" in held:
         return "llava"
     if "messages" in held:
@@ -89,6 +91,9 @@ def _check(record: dict[str, Any], origin: str) -> None:
         raise DataError(
             f"{origin}: the row holds videos or audio, which are not read; leave such rows out with 'where'."
         )
+    if "samples" in record:  # a packed bin, whose samples are checked as they are read
+        record["images"] = picture_list(record.get("images"))
+        return
     if not isinstance(record.get("problem"), str) and not _is_messages(record.get("messages")):
         raise DataError(
             f"{origin}: a record needs 'problem' (text) or 'messages' (a list of role and content), "

@@ -21,6 +21,7 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from rlvlm.data.config import DataConfig, SourceConfig, read_sources
+from rlvlm.data.media import PictureLimits
 from rlvlm.data.records import FORMATS, as_record, column_of, format_of
 from rlvlm.errors import ConfigError, DataError, nearest
 from rlvlm.registry import Registry
@@ -81,6 +82,16 @@ class Source:
     def raw(self, index: int) -> Mapping[str, Any]:
         """The row as the file holds it."""
         return self._rows[self.row(index)]
+
+    def limits(self, config: DataConfig) -> PictureLimits:
+        """Where this source's pictures may lie and how large they are shown."""
+        return PictureLimits(
+            self.config.image_folder or config.image_folder,
+            config.allow_outside,
+            config.min_pixels,
+            config.max_pixels,
+            config.max_decode_pixels,
+        )
 
     def __getitem__(self, index: int) -> dict[str, Any] | None:
         """The record, or ``None`` where ``where`` leaves it out; raises ``DataError`` naming file and row."""

@@ -1,7 +1,7 @@
-"""Dialogues for supervised training: token ids with a loss on the assistant's turns only.
+"""Batches of dialogues for supervised training: a row for each dialogue, loss on the assistant's turns alone.
 
-A dialogue is rendered by the chat template turn by turn and tokenised piece by piece, so that the ids before each answer
-are those that a policy would be prompted with, and the mask starts and ends exactly with the answer.
+Dialogues come one by one, or in the bins that ``rlvlm data pack`` filled: then a step's batch holds whole bins, and a train
+engine whose ``token_budget`` is a bin's budget lays each out as one packed row, samples apart in attention and positions.
 """
 
 from __future__ import annotations
@@ -11,158 +11,46 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from rlvlm.batch import Batch, Prompt, Span
+from rlvlm.batch import Batch, Prompt
 from rlvlm.data.config import DataConfig
+from rlvlm.data.dialogues import Dialogue, dialogue_of
 from rlvlm.data.loader import Item, Loader
 from rlvlm.data.media import Picture
 from rlvlm.data.media_table import MediaTable
-from rlvlm.data.prompts import (
-    Messages,
-    PromptFamily,
-    Template,
-    check_length,
-    find_template,
-    move_spans,
-    place_pictures,
-    to_messages,
-    with_parts,
-)
-from rlvlm.data.records import IMAGE, PICTURE_COLUMNS
+from rlvlm.data.prompts import PromptFamily, check_length, move_spans
+from rlvlm.data.records import PICTURE_COLUMNS
 from rlvlm.errors import DataError
 
 
 @dataclass(frozen=True)
-class Dialogue:
-    """One dialogue as tokens.
+class Row:
+    """One dialogue on its way into a batch: name, record, tokens, and which of its item's pictures are its own."""
 
-    Attributes:
-        ids: [L] int64, expanded: as many placeholders as the pictures have features.
-        engine_ids: unexpanded ids of the part before the first answer.
-        loss_mask: [L] bool, true on the assistant's tokens, the end of turn included.
-        turn_ids: [L] int32, the answer's number on its tokens, -1 elsewhere.
-        prompt_length: tokens before the first answer.
-        spans: the pictures' places; ``media`` counts through the dialogue's pictures.
-    """
-
-    ids: Tensor
-    engine_ids: Tensor
-    loss_mask: Tensor
-    turn_ids: Tensor
-    prompt_length: int
-    spans: tuple[Span, ...]
+    uid: str
+    record: Mapping[str, Any]
+    dialogue: Dialogue
+    pictures: slice
 
 
-def dialogue_turns(record: Mapping[str, Any], template: Template, system: str | None = None) -> Messages:
-    """The turns of a record, ending with an answer: its messages as they are, or problem (by the template) and ``response``
-    (else ``answer``).
-
-    Raises ``DataError`` for a record with neither an assistant's turn nor an answer.
-    """
-    if record.get("messages") is not None and record["messages"][-1]["role"] == "assistant":
-        turns = place_pictures([dict(turn) for turn in record["messages"]], len(record.get("images", ())))
-        head = system if system is not None else template.system
-        return turns if head is None or turns[0]["role"] == "system" else [{"role": "system", "content": head}, *turns]
-    answer = record.get("response", record.get("answer"))
-    if isinstance(answer, (list, tuple)):
-        answer = answer[0] if answer else None
-    if answer is None:
-        raise DataError(
-            "the record holds nothing to learn from: neither an assistant's turn nor a 'response' or 'answer'."
-        )
-    turns, _ = to_messages(record, template, system)
-    return [*turns, {"role": "assistant", "content": str(answer)}]
-
-
-def encode_dialogue(turns: Messages, pictures: Sequence[Picture], family: PromptFamily) -> Dialogue:
-    """Tokenises a dialogue whose pictures are marked ``<image>`` in its texts.
-
-    Raises ``DataError`` when the chat template changes earlier turns as later ones are added, since then no cut between
-    prompt and answer is right.
-    """
-    pieces = _pieces(turns, family.tokenizer, family.placeholder_id)
-    ids: list[int] = []
-    answer_of: list[int] = []
-    for text, answer in pieces:
-        tokens = _tokenize(text, family.tokenizer, first=not ids)
-        ids += tokens
-        answer_of += [answer] * len(tokens)
-    before = next((place for place, answer in enumerate(answer_of) if answer >= 0), len(ids))
-    flat = torch.tensor(ids, dtype=torch.int64)
-    expanded, _, spans = family.expand(flat, pictures)
-    repeats = torch.ones_like(flat)
-    repeats[flat == family.placeholder_id] = torch.tensor([span.length for span in spans], dtype=torch.int64)
-    turn_ids = torch.tensor(answer_of, dtype=torch.int32).repeat_interleave(repeats)
-    return Dialogue(expanded, flat[:before], turn_ids >= 0, turn_ids, int(repeats[:before].sum()), spans)
-
-
-def _pieces(turns: Messages, tokenizer: Any, placeholder_id: int) -> list[tuple[str, int]]:
-    """The rendered text in pieces, each with the number of the answer that it is, or -1."""
-    if not getattr(tokenizer, "chat_template", None):
-        return _plain_pieces(turns, tokenizer, tokenizer.convert_ids_to_tokens(placeholder_id))
-    messages = with_parts(turns)
-
-    def render(count: int, prompt: bool) -> str:
-        return str(tokenizer.apply_chat_template(messages[:count], tokenize=False, add_generation_prompt=prompt))
-
-    pieces: list[tuple[str, int]] = []
-    done, answers = "", 0
-    for place, turn in enumerate(turns):
-        if turn["role"] != "assistant":
-            continue
-        before, after = render(place, True), render(place + 1, False)
-        if not (before.startswith(done) and after.startswith(before)):
-            raise DataError(
-                "the chat template rewrites earlier turns as later ones are added, so its answers can't be told from its prompts; "
-                "set a template without that."
-            )
-        said, rest = _cut_behind(after[len(before) :], tokenizer.eos_token)
-        pieces += [(before[len(done) :], -1), (said, answers), (rest, -1)]
-        done, answers = after, answers + 1
-    return pieces
-
-
-def _cut_behind(text: str, mark: str | None) -> tuple[str, str]:
-    """The text up to the mark, mark included, and what the template writes after it; the policy would stop at the mark."""
-    head, found, tail = text.rpartition(mark) if mark else ("", "", text)
-    return (head + found, tail) if found else (text, "")
-
-
-def _plain_pieces(turns: Messages, tokenizer: Any, placeholder: str) -> list[tuple[str, int]]:
-    end = tokenizer.eos_token or ""
-    pieces, answers = [], 0
-    for turn in turns:
-        if turn["role"] == "assistant":
-            pieces.append((turn["content"] + end, answers))
-            answers += 1
-        else:
-            pieces.append((turn["content"].replace(IMAGE, placeholder), -1))
-    return pieces
-
-
-def _tokenize(text: str, tokenizer: Any, first: bool) -> list[int]:
-    begin = tokenizer.bos_token
-    special = first and not (begin and text.startswith(begin))
-    return list(tokenizer(text, add_special_tokens=special)["input_ids"])
-
-
-def supervised_rows(
-    dialogues: Sequence[Dialogue], items: Sequence[Item], places: Sequence[Sequence[int]], table: MediaTable
-) -> Batch:
+def supervised_rows(rows: Sequence[Row], places: Sequence[Sequence[int]], table: MediaTable) -> Batch:
     """Dialogues as rows of a batch, each a group of its own, right-padded.
 
     The part before the first answer is the row's prompt, with its pictures; pictures of later turns stand in the row's own
     ``spans``. Fields: ``input_ids``, ``attention_mask``, ``loss_mask``, ``turn_ids`` [B, L] and ``group_ids`` [B].
+
+    Args:
+        places: of each row, its pictures' places in the table.
     """
     prompts, later = [], []
-    for dialogue, item, media in zip(dialogues, items, places, strict=True):
+    for row, media in zip(rows, places, strict=True):
+        dialogue = row.dialogue
         spans = move_spans(dialogue.spans, media)
         first = tuple(span for span in spans if span.offset < dialogue.prompt_length)
         later.append(spans[len(first) :])
-        ids = dialogue.ids[: dialogue.prompt_length]
-        prompts.append(Prompt(item.uid, item.record, ids, dialogue.engine_ids, first))
+        prompts.append(Prompt(row.uid, row.record, dialogue.ids[: dialogue.prompt_length], dialogue.engine_ids, first))
+    dialogues = [row.dialogue for row in rows]
     lengths = torch.tensor([len(dialogue.ids) for dialogue in dialogues])
     fields = {
         "input_ids": pad_sequence([dialogue.ids for dialogue in dialogues], batch_first=True),
@@ -176,25 +64,55 @@ def supervised_rows(
 
 
 class DialogueAssembler:
-    """Dialogues to learn from: a row for each record. ``max_prompt_tokens`` bounds the whole dialogue."""
+    """Dialogues to learn from; ``max_prompt_tokens`` bounds each whole dialogue."""
 
     def __init__(self, config: DataConfig, family: PromptFamily) -> None:
         self._config, self._family = config, family
 
     def encode(
         self, record: Mapping[str, Any], pictures: Sequence[Picture], template: str | None
-    ) -> tuple[Mapping[str, Any], Dialogue]:
-        """The record without its pictures, and its tokens."""
-        turns = dialogue_turns(record, find_template(template), self._config.system)
-        dialogue = encode_dialogue(turns, pictures, self._family)
+    ) -> tuple[Mapping[str, Any], list[Row]]:
+        """The record without its pictures, and its rows: one, or as many as a bin holds samples."""
+        samples = record.get("samples")
+        if samples is None:
+            whole = slice(0, len(pictures))
+            return _columns(record), [self._row("", record, pictures, whole, template)]
+        rows, start = [], 0
+        for number, sample in enumerate(samples):
+            own = slice(start, start + int(sample["pictures"]))
+            held = {**sample, "images": pictures[own]}
+            rows.append(self._row(f"#{number}", held, pictures[own], own, template))
+            start = own.stop
+        if start != len(pictures):
+            raise DataError(
+                f"the bin's samples name {start} pictures, and it holds {len(pictures)}; it was packed otherwise."
+            )
+        return _columns({name: value for name, value in record.items() if name != "samples"}), rows
+
+    def _row(
+        self, suffix: str, record: Mapping[str, Any], pictures: Sequence[Picture], own: slice, template: str | None
+    ) -> Row:
+        dialogue = dialogue_of(record, pictures, self._family, template, self._config.system)
         check_length(len(dialogue.ids), self._config.max_prompt_tokens, dialogue.spans)
-        return {name: value for name, value in record.items() if name not in PICTURE_COLUMNS}, dialogue
+        return Row(suffix, _columns(record), dialogue, own)
 
     def assemble(self, items: Sequence[Item], places: Sequence[Sequence[int]], table: MediaTable) -> Batch:
-        """See :func:`supervised_rows`."""
-        return supervised_rows([item.encoded for item in items], items, places, table)
+        """One row for each dialogue of the items; ``bin`` says which item it came with, where bins are read."""
+        rows, of_row, bins = [], [], []
+        for number, (item, media) in enumerate(zip(items, places, strict=True)):
+            for row in item.encoded:
+                rows.append(Row(item.uid + row.uid, row.record, row.dialogue, row.pictures))
+                of_row.append(media[row.pictures])
+                bins.append(number)
+        batch = supervised_rows(rows, of_row, table)
+        packed = any(item.encoded[0].uid for item in items)
+        return batch.with_objects(bin=bins) if packed else batch
+
+
+def _columns(record: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in record.items() if name not in PICTURE_COLUMNS}
 
 
 def supervised_loader(config: DataConfig, family: PromptFamily, seed: int = 0, **options: Any) -> Loader:
-    """A :class:`~rlvlm.data.loader.Loader` of dialogues: ``prompts_per_step`` rows a batch, loss on assistant turns only."""
+    """A :class:`~rlvlm.data.loader.Loader` of dialogues: ``prompts_per_step`` dialogues, or bins, a batch."""
     return Loader(config, family, seed, assembler=DialogueAssembler(config, family), **options)

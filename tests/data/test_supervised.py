@@ -10,9 +10,10 @@ import torch
 from PIL import Image
 
 from rlvlm.data.config import DataConfig
+from rlvlm.data.dialogues import dialogue_turns, encode_dialogue
 from rlvlm.data.media import Picture
 from rlvlm.data.prompts import TEMPLATES, PromptEncoder, Template
-from rlvlm.data.supervised import dialogue_turns, encode_dialogue, supervised_loader
+from rlvlm.data.supervised import supervised_loader
 from rlvlm.errors import DataError
 from tests.data.helpers import family, png, write_jsonl
 

@@ -96,14 +96,20 @@ def tar_members(path: str) -> Iterator[Member]:
 def _read_header(path: str, header: bytes, place: int) -> tuple[str, int, bytes]:
     name = header[:100].rstrip(b"\0").decode("utf-8", "replace")
     prefix = header[345:500].rstrip(b"\0").decode("utf-8", "replace") if header[257:262] == b"ustar" else ""
-    field = header[124:136]
     try:
-        size = int.from_bytes(field[1:], "big") if field[0] & 0x80 else int(field.strip(b"\0 ") or b"0", 8)
-    except ValueError as error:
+        size = _number(header[124:136])
+        whole = _number(header[148:156]) == sum(header[:148]) + sum(header[156:]) + 8 * ord(" ")
+    except ValueError:
+        size, whole = 0, False
+    if not whole:
         raise DataError(
-            f"{path}: no tar header at byte {place}; compressed tars are not read, unpack them first."
-        ) from error
+            f"{path}: no tar header at byte {place}; the tar is broken, or compressed (unpack it first: rows are read in place)."
+        )
     return (f"{prefix}/{name}" if prefix and header[257:263] == b"ustar\0" else name), size, header[156:157]
+
+
+def _number(field: bytes) -> int:
+    return int.from_bytes(field[1:], "big") if field[0] & 0x80 else int(field.strip(b"\0 ") or b"0", 8)
 
 
 def _pax_path(content: bytes) -> str | None:
