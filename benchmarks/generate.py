@@ -2,7 +2,7 @@
 
 Both sides draw the same number of tokens at temperature 1 with the picture tokens banned; ours also gives their
 log-probs. ``speedup`` is of the shape with one 392×392 picture in each of 4 prompts, 16 samples of 24 tokens;
-``speedup_quickstart`` of 32 prompts, 8 samples of 8 tokens by a model of 0.4 M parameters.
+``speedup_quickstart`` of 32 prompts, 8 samples of 8 tokens by the quickstart's model.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ from tokenizers import AddedToken, Tokenizer, models
 from rlvlm.batch import Batch, Media, Prompt
 from rlvlm.engines.inference.config import SamplingParams
 from rlvlm.engines.inference.hf import HfEngine
+from rlvlm.models.loading import ModelParts
 from rlvlm.models.policy import Policy
+from rlvlm.models.toys import toy_llava
 
 REPEATS = 7
 SPECIAL = ("<image>", "<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>")
@@ -36,10 +38,8 @@ class Shape:
     """One comparison: a model, and how much of what it generates."""
 
     name: str
-    build: Callable[[Any], Any]
-    processor: Any
+    build: Callable[[], ModelParts]
     placeholder: str
-    vocab: int
     picture: int
     words: int
     prompts: int
@@ -47,19 +47,20 @@ class Shape:
     tokens: int
 
 
-def tokenizer(vocab: int) -> Any:
-    """``vocab`` ids: the picture tokens, and one word for each of the others."""
-    words = [*(f"w{index}" for index in range(vocab - len(SPECIAL) - 1)), "<unk>"]
-    core = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="<unk>"))
+def words(vocab: int) -> Any:
+    """A tokenizer of ``vocab`` ids: the picture tokens, and one word for each of the others."""
+    plain = [*(f"w{index}" for index in range(vocab - len(SPECIAL) - 1)), "<unk>"]
+    core = Tokenizer(models.WordLevel({word: index for index, word in enumerate(plain)}, unk_token="<unk>"))
     core.add_special_tokens([AddedToken(token, special=True) for token in SPECIAL])
     return transformers.PreTrainedTokenizerFast(tokenizer_object=core, pad_token="<unk>", unk_token="<unk>")
 
 
-def qwen2_5_vl(words: Any) -> Any:
+def qwen2_5_vl() -> ModelParts:
     """4 M parameters: 4 layers of width 256, a vision tower of 4 layers of width 128."""
-    ids = words.get_vocab()
+    tokenizer = words(1000)
+    ids = tokenizer.get_vocab()
     text = {
-        "vocab_size": len(words),
+        "vocab_size": len(tokenizer),
         "hidden_size": 256,
         "intermediate_size": 512,
         "num_hidden_layers": 4,
@@ -89,81 +90,36 @@ def qwen2_5_vl(words: Any) -> Any:
         vision_start_token_id=ids["<|vision_start|>"],
         vision_end_token_id=ids["<|vision_end|>"],
     )
-    return transformers.Qwen2_5_VLForConditionalGeneration(config)
-
-
-def llava(words: Any) -> Any:
-    """0.4 M parameters: 2 layers of width 96, a CLIP tower of one layer, pictures of 42×42."""
-    text = transformers.Qwen2Config(
-        vocab_size=len(words),
-        hidden_size=96,
-        intermediate_size=288,
-        num_hidden_layers=2,
-        num_attention_heads=3,
-        num_key_value_heads=1,
-        bos_token_id=None,
-        eos_token_id=None,
-        tie_word_embeddings=True,
+    processor = transformers.Qwen2VLImageProcessorPil(
+        patch_size=14, merge_size=2, size={"shortest_edge": 28**2, "longest_edge": 28**2 * 1024}
     )
-    vision = transformers.CLIPVisionConfig(
-        hidden_size=96,
-        intermediate_size=288,
-        num_hidden_layers=1,
-        num_attention_heads=3,
-        image_size=42,
-        patch_size=14,
-        projection_dim=96,
-    )
-    image = words.get_vocab()["<image>"]
-    config = transformers.LlavaConfig(
-        text_config=text,
-        vision_config=vision,
-        image_token_index=image,
-        vision_feature_layer=-1,
-        tie_word_embeddings=True,
-    )
-    return transformers.LlavaForConditionalGeneration(config)
+    return ModelParts(transformers.Qwen2_5_VLForConditionalGeneration(config), tokenizer, processor)
 
 
 SHAPES = (
     Shape(
-        name="one picture",
-        build=qwen2_5_vl,
-        processor=transformers.Qwen2VLImageProcessorPil(
-            patch_size=14, merge_size=2, size={"shortest_edge": 28**2, "longest_edge": 28**2 * 1024}
-        ),
-        placeholder="<|vision_start|><|image_pad|><|vision_end|>",
-        vocab=1000,
-        picture=392,
-        words=40,
+        "one picture",
+        qwen2_5_vl,
+        "<|vision_start|><|image_pad|><|vision_end|>",
+        392,
+        40,
         prompts=4,
         samples=16,
         tokens=24,
     ),
-    Shape(
-        name="quickstart",
-        build=llava,
-        processor=transformers.CLIPImageProcessorPil(size={"shortest_edge": 42}, crop_size={"height": 42, "width": 42}),
-        placeholder="<image>",
-        vocab=351,
-        picture=42,
-        words=17,
-        prompts=32,
-        samples=8,
-        tokens=8,
-    ),
+    Shape("quickstart", toy_llava, "<image>", 42, 17, prompts=32, samples=8, tokens=8),
 )
 
 
 def make_prompts(policy: Policy, shape: Shape) -> Batch:
     """``shape.prompts`` prompts of a random picture and random words each."""
     random = np.random.default_rng(0)
+    plain = np.setdiff1d(np.arange(len(policy.tokenizer)), policy.family.banned_ids)
     prompts, media = [], []
     for number in range(shape.prompts):
-        pixels = random.integers(0, 256, (shape.picture, shape.picture, 3), dtype=np.uint8)
-        image = Image.fromarray(pixels)
+        image = Image.fromarray(random.integers(0, 256, (shape.picture, shape.picture, 3), dtype=np.uint8))
         ids, engine_ids, spans = policy.family.encode_prompt(shape.placeholder, [image])
-        question = torch.from_numpy(random.integers(0, shape.vocab - 10, shape.words))
+        question = torch.from_numpy(random.choice(plain, shape.words))
         spans = tuple(dataclasses.replace(span, media=number) for span in spans)
         prompts.append(Prompt(str(number), {}, torch.cat((ids, question)), torch.cat((engine_ids, question)), spans))
         media.append(Media(str(number), policy.family.target_size(image.size), image=image))
@@ -200,10 +156,10 @@ def theirs(model: Any, policy: Policy, prompts: Batch, shape: Shape) -> Callable
 def compare(shape: Shape) -> tuple[float, float]:
     """Median seconds of their side and of ours, taken in turn."""
     torch.manual_seed(0)
-    words = tokenizer(shape.vocab)
-    model = shape.build(words).eval()
+    parts = shape.build()
+    model = parts.model.eval()
     peer = copy.deepcopy(model)  # keeps transformers' own attention
-    policy = Policy.from_parts(model, words, shape.processor)
+    policy = Policy.from_parts(model, parts.tokenizer, parts.image_processor)
     prompts = make_prompts(policy, shape)
     params = SamplingParams(n=shape.samples, max_new_tokens=shape.tokens, ignore_eos=True)
     engine = HfEngine(policy.eval())
