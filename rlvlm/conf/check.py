@@ -13,7 +13,7 @@ from typing import Any
 from rlvlm.conf.problems import RecipeError
 from rlvlm.conf.recipes import find_recipe, to_tree, tree_problems
 from rlvlm.conf.schema import Recipe
-from rlvlm.conf.stages import resolve_stages
+from rlvlm.conf.stages import build_stages
 from rlvlm.conf.tree import build, strip_unknown
 from rlvlm.errors import RlvlmError, nearest
 from rlvlm.pipelines.config import Stage
@@ -68,7 +68,7 @@ def check_recipe(recipe: Recipe) -> Findings:
     found = Findings()
     found.attempt_all(recipe.plugins, lambda plugin: load_plugins([plugin]))
     _check_trackers(recipe, found)
-    stages = found.attempt(resolve_stages, recipe) or []
+    stages = build_stages(recipe, found.problems)
     of_stage = {stage.name: check_stage(stage) for stage in stages}
     for name, own in of_stage.items():
         for problem in own.problems:

@@ -70,10 +70,9 @@ class RecipeLoader(ConfigLoaderImpl):
     ) -> DictConfig:
         self._layers, self.problems = [], []
         parsed = [self._parse(text) for text in overrides]
-        read = [override for override in parsed if override is not None]
-        self.problems += [problem for override in read if (problem := self._group_problem(override))]
+        read = [override for override in parsed if override is not None and self._group_exists(override)]
         values = [override for override in read if self._is_value(override)]
-        others = [str(one.input_line) for one in read if one not in values and not self._group_problem(one)]
+        others = [str(override.input_line) for override in read if override not in values]
         config = self._compose(config_name, others, run_mode, from_shell, validate)
         if validate:
             self._check_sweeps(values, run_mode)
@@ -95,20 +94,26 @@ class RecipeLoader(ConfigLoaderImpl):
         whole_node = not override.is_sweep_override() and isinstance(override.value(), Mapping)  # model={path: …}
         return whole_node or not self.repository.group_exists(override.key_or_group)
 
-    def _group_problem(self, override: Override) -> str:
+    def _group_exists(self, override: Override) -> bool:
+        """False, and a problem, for an override that can only be of a config group (``a/b``, ``a@b``) that there is not."""
         name = str(override.key_or_group)
-        group_like = "/" in name or override.package is not None
-        if not group_like or self.repository.group_exists(name):
-            return ""
+        if self.repository.group_exists(name) or not ("/" in name or override.package is not None):
+            return True
         parent = name.rpartition("/")[0]
         groups = [f"{parent}/{group}".lstrip("/") for group in self.list_groups(parent)]
-        return f"override '{override.input_line}' names the config group '{name}', which does not exist{nearest(name, groups)}."
+        where = f"override '{override.input_line}' names the config group '{name}'"
+        self.problems.append(f"{where}, which does not exist{nearest(name, groups)}.")
+        return False
 
     def _compose(
         self, name: str | None, overrides: list[str], run_mode: RunMode, from_shell: bool, validate: bool
     ) -> DictConfig:
         try:
             return super().load_configuration(name, overrides, run_mode, from_shell, validate)
+        except RecursionError as error:
+            raise RecipeError(
+                [f"'{name}.yaml' inherits from itself, by its own defaults or round a circle of files."]
+            ) from error
         except (HydraException, OmegaConfBaseException, YAMLError, ValueError) as error:
             problems, self.problems = [*self.problems, self._reword(error)], []
             raise RecipeError(problems) from error

@@ -11,7 +11,7 @@ from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
 from rlvlm.conf.merge import merge
-from rlvlm.conf.tree import Tree, suggest
+from rlvlm.conf.tree import Tree
 from rlvlm.errors import ConfigError, nearest
 
 STAGES = "stages"
@@ -98,10 +98,3 @@ def _delete(tree: Mapping[str, Any], path: list[str], text: str) -> Tree:
     if rest:
         return {**tree, name: _delete(tree[name], rest, text)}
     return {key: value for key, value in tree.items() if key != name}
-
-
-def unknown_group(name: str, groups: list[str], keys: list[str], text: str) -> str:
-    """The sentence for an override of a group that there is not."""
-    return (
-        f"override '{text}' names '{name}', which is neither a key nor a config group{suggest(name, [*groups, *keys])}."
-    )

@@ -57,12 +57,19 @@ def resolve_tree(tree: Mapping[str, Any]) -> list[Tree]:
 
 
 def resolve_stages(recipe: Recipe) -> list[Stage]:
-    """The stages of a recipe, each complete.
-
-    Raises ``RecipeError`` with all that is wrong: a name used twice, ``init: previous`` at the start, settings that a
-    component refuses.
-    """
+    """The stages of a recipe, each complete; raises ``RecipeError`` with all that is wrong with them."""
     problems: list[str] = []
+    stages = build_stages(recipe, problems)
+    if problems:
+        raise RecipeError(problems)
+    return stages
+
+
+def build_stages(recipe: Recipe, problems: list[str]) -> list[Stage]:
+    """The stages as far as they can be built; what is wrong is added to ``problems``.
+
+    That is a name used twice, ``init: previous`` at the start, and settings that a component refuses.
+    """
     stages = [build(Stage, tree, problems) for tree in resolve_tree(dataclasses.asdict(recipe))]
     names = [stage.name for stage in stages]
     for index, stage in enumerate(stages):
@@ -77,8 +84,6 @@ def resolve_stages(recipe: Recipe) -> list[Stage]:
             )
         if stage.init == "previous" and index == 0:
             problems.append(f"stages.{stage.name} has init: previous, but it is the first stage; take that key out.")
-    if problems:
-        raise RecipeError(problems)
     return stages
 
 

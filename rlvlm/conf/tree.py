@@ -98,7 +98,7 @@ def strip_unknown(tree: Mapping[str, Any], cls: type) -> Tree:
 def build(cls: type, tree: Mapping[str, Any], problems: list[str], path: str = "") -> Any:
     """Makes the dataclass from a tree that :func:`find_problems` has nothing against; defaults fill what is absent.
 
-    What a dataclass itself refuses is added to ``problems``, and its defaults stand in, so that all errors come at once.
+    What a dataclass itself refuses is added to ``problems`` and stays as it is, so that all errors come at once.
     """
     values = {}
     for name, annotation in annotations_of(cls).items():
@@ -113,7 +113,9 @@ def build(cls: type, tree: Mapping[str, Any], problems: list[str], path: str = "
         return cls(**values)
     except RlvlmError as error:
         problems.append(str(error))
-        return cls()
+        refused: Any = object.__new__(cls)  # its own checks are passed over: whatever else is wrong shows too
+        refused.__dict__.update({**vars(cls()), **values})
+        return refused
 
 
 def missing_keys(tree: Mapping[str, Any], path: str = "") -> list[str]:

@@ -1,0 +1,149 @@
+"""A check finds everything that is wrong at once, without loading a model, and loads nothing that it does not need."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+
+from rlvlm.conf import Recipe, check_recipe, load_recipe
+from rlvlm.conf.check import examine
+from rlvlm.conf.recipes import recipe_names
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_every_recipe_of_the_library_is_accepted(name):
+    assert check_recipe(load_recipe(name)).problems == []
+
+
+@pytest.mark.parametrize(
+    ("override", "piece"),
+    [
+        ("algorithm.advantage=grop", "no advantage called 'grop' (did you mean 'grpo'?)"),
+        ("algorithm.policy_loss.clip_hgih=0.3", "no option 'clip_hgih' (did you mean 'clip_high'?)"),
+        ("algorithm.policy_loss.clip_high=wide", "option 'clip_high'"),
+        ("algorithm.aggregation=token-maen", "(did you mean 'token-mean'?)"),
+        ("algorithm.regularizers.entropi=0.1", "(did you mean 'entropy'?)"),
+        ("algorithm.filters=[spred]", "no filter called 'spred'"),
+        ("algorithm.advantage=gae", "gae"),  # reads values, and nothing writes them
+        ("algorithm.kl_in_reward.wieght=0.1", "(did you mean 'weight'?)"),
+        ("reward.rules.nubmer=1.0", "(did you mean 'number'?)"),
+        ("reward.rules.format.sytle=boxed", "(did you mean 'style'?)"),
+        ("reward.rules.number={weight: 1.0, gate: formt}", "(did you mean 'format'?)"),
+        ("~reward.rules", "reward.rules is empty"),
+        (
+            "run.accuracy_rule=numbr",
+            "run.accuracy_rule is 'numbr', which is none of reward.rules (did you mean 'number'?)",
+        ),
+        ("run.trackers=[jsnl]", "no tracker called 'jsnl' (did you mean 'jsonl'?)"),
+        ("rollout.top_p=0", "top_p"),
+        ("rollout.n=0", "'n' is at least 1"),
+        ("train_engine=locl", "(did you mean 'local'?)"),
+        ("inference_engine.cash_tokens=3", "(did you mean 'cache_tokens'?)"),
+        ("model.build.task=shape", "option 'task'"),
+        ("model.build=toy_lava", "(did you mean 'toy_llava'?)"),
+        ("model.path=somewhere", "exactly one of model.path and model.build"),
+        ("data.template=boxd", "(did you mean 'boxed'?)"),
+        ("data.train.sise=3", "(did you mean 'size'?)"),
+        ("data.train=shaps", "(did you mean 'shapes'?)"),
+        ("data.train=null", "data.train is empty"),
+        ("actor.optimizer.schedule=cosin", "(did you mean 'cosine'?)"),
+        ("actor.optimizer.groups.vision.lrr=1e-5", "(did you mean 'lr'?)"),
+        ("plugins=[nowhere.py]", "plugin file 'nowhere.py' does not exist"),
+        ("stages.rlvr.pipeline=rlvrr", "(did you mean 'rlvr'?)"),
+        ("stages.warmup.init=previous", "but it is the first stage"),
+    ],
+)
+def test_each_fault_is_found_and_said_once(override, piece):
+    _, found = examine("quickstart", [override])
+    told = [problem for problem in found.problems if piece in problem]
+    assert len(told) == 1, found.problems
+    assert "\n" not in told[0]
+
+
+def test_wrong_keys_do_not_hide_wrong_parts():
+    recipe, found = examine(
+        "quickstart",
+        [
+            "actor.epchs=2",
+            "rollout.temperature=warm",
+            "algorithm.advantage=grop",
+            "reward.rules.nubmer=1.0",
+            "data.over_long=drp",
+            "nonsense",
+        ],
+    )
+    assert recipe is not None
+    for piece in ("epchs", "'warm'", "grop", "nubmer", "'drp'", "nonsense"):
+        assert sum(piece in problem for problem in found.problems) == 1, (piece, found.problems)
+    assert len(found.problems) == 6
+
+
+def test_a_fault_of_one_stage_names_the_stage():
+    _, found = examine("quickstart", ["stages.warmup.data.template=boxd"])
+    (problem,) = found.problems
+    assert problem.startswith("stage 'warmup': there is no prompt template 'boxd'")
+
+
+def recipe_on(tmp_path, record, **rules) -> Recipe:
+    path = tmp_path / "train.jsonl"
+    path.write_text(json.dumps(record) + "\n")
+    recipe = load_recipe("clevr_count", [f"data.train={path}", "data.eval=null"])
+    recipe.reward.rules = rules or {"number": 1.0}
+    return recipe
+
+
+def test_a_record_column_that_shadows_an_injected_name_is_found(tmp_path):
+    found = check_recipe(recipe_on(tmp_path, {"problem": "p", "answer": "1", "completion": "oh"}))
+    assert any("column 'completion'" in problem for problem in found.problems)
+
+
+def test_a_column_that_a_rule_reads_and_records_lack_is_found(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "from rlvlm import register_reward\n"
+        "@register_reward('check_test_rule')\n"
+        "def rule(answer_text: str, anwser: str) -> float:\n    return 0.0\n"
+    )
+    recipe = recipe_on(tmp_path, {"problem": "p", "answer": "1"}, check_test_rule=1.0)
+    recipe.plugins = [str(tmp_path / "mine.py")]
+    (problem,) = check_recipe(recipe).problems
+    assert "reward rule 'check_test_rule' reads 'anwser'" in problem
+    assert "did you mean 'answer" in problem
+
+
+def test_a_record_that_can_not_be_read_is_found_with_file_and_row(tmp_path):
+    recipe = recipe_on(tmp_path, {"neither": 1})
+    (problem,) = check_recipe(recipe).problems
+    assert "train.jsonl" in problem
+    assert "row 0" in problem
+
+
+def test_what_is_not_on_this_machine_is_a_note_and_no_problem(tmp_path):
+    found = check_recipe(load_recipe("clevr_count", [f"data.train={tmp_path}/later.jsonl"]))
+    assert found.problems == []
+    assert any("model.path" in note for note in found.notes)
+    assert any("later.jsonl" in note for note in found.notes)
+
+
+def test_a_tracker_whose_package_is_missing_is_found(monkeypatch):
+    import importlib.util
+
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    recipe = load_recipe("quickstart", ["run.trackers=[jsonl,wandb]"])
+    (problem,) = [problem for problem in check_recipe(recipe).problems if "wandb" in problem]
+    assert "pip install 'rlvlm[trackers]'" in problem
+
+
+def test_a_users_part_is_checked_like_any_other(tmp_path):
+    path = tmp_path / "parts.py"
+    path.write_text(
+        "from rlvlm import register_advantage\n"
+        "@register_advantage('check_test_advantage')\n"
+        "def advantage(rewards, group_ids, loss_maks, *, scale: float = 1.0):\n    return rewards\n"
+    )
+    _, found = examine("quickstart", [f"plugins=[{path}]", "algorithm.advantage=check_test_advantage"])
+    (problem,) = found.problems
+    assert "reads 'loss_maks'" in problem
+    assert "did you mean 'loss_mask'" in problem
+    sys.modules.pop("parts", None)
