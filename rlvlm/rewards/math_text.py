@@ -63,7 +63,7 @@ _LEAD = re.compile(
 _SEGMENT = re.compile(r"\$([^$]+)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
 _WORDS = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{3,}")
 
-_DIGITS = re.compile(r"[0-9]{%d,}" % (MAX_DIGITS + 1))
+_DIGITS = re.compile(f"[0-9]{{{MAX_DIGITS + 1},}}")
 _BIG_OPERATORS = re.compile(r"\\(?:sum|prod|int|iint|oint|lim|limsup|liminf|frac\s*\{\s*d\s*\})(?![A-Za-z])")
 _FUNCTION = re.compile(rf"\\(?:{_NAMES})(?![A-Za-z])")
 _NESTED_EXP = re.compile(r"\\exp\b.*(?:\\exp\b|\^)|\^\s*\{[^{}]*\\exp\b", re.DOTALL)
@@ -157,7 +157,7 @@ def _large_power(text: str, start: int) -> bool:
     exponent = _group(text, start)
     after = text[start + len(exponent) :].lstrip()
     inner = exponent.strip("{} ")
-    if after.startswith("^") or "^" in inner and "^" in inner[inner.index("^") + 1 :] or "!" in inner:
+    if after.startswith("^") or inner.count("^") > 1 or "!" in inner:
         return True
     if _has_symbol(inner):
         return False

@@ -293,4 +293,4 @@ def home_of(rule: Rule) -> tuple[str, str]:
 def _environment() -> dict[str, str]:
     """The trainer's environment and import path, with one thread for each worker."""
     path = os.pathsep.join(entry for entry in sys.path if entry)
-    return {**os.environ, "PYTHONPATH": path, **dict.fromkeys(_THREADS, "1")}
+    return {**os.environ, "PYTHONPATH": path, **dict.fromkeys(_THREADS, "1"), "RUST_BACKTRACE": "0"}

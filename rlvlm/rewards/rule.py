@@ -29,7 +29,18 @@ DERIVED: dict[str, str] = {
 }
 """Names that are filled in from the record's pictures where the record has no column of that name."""
 
-_RULES = ("format", "number", "multiple_choice", "boolean", "string", "bbox", "math")
+_RULES = (
+    "format",
+    "number",
+    "multiple_choice",
+    "boolean",
+    "string",
+    "bbox",
+    "math",
+    "ocr",
+    "html",
+    "svg",
+)
 
 REWARDS = Registry(
     "reward",

@@ -1,0 +1,91 @@
+"""``html``: how near a page's text and tag tree are to the gold page's."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Hashable
+from functools import lru_cache
+from typing import Any, Literal
+
+from rlvlm.rewards.extras import require
+from rlvlm.rewards.markup import find_code, same_markup, sequence_similarity, set_similarity
+from rlvlm.rewards.rule import register_reward
+from rlvlm.rewards.text import golds_of
+
+MAX_CHARS = 200_000
+MAX_TAGS = 20_000
+"""A page beyond these is no answer: parsing takes time quadratic in nesting."""
+
+_WORD = re.compile(r"\w+|[^\w\s]")
+_SET_TOKEN = re.compile(r'\w+|[<>=/"]')
+_SET_TAG = re.compile(r"<(/?\w+)")
+_IMPLIED = ("html", "head", "body")
+
+
+@register_reward(
+    "html",
+    isolated=True,
+    imports=("rapidfuzz", "selectolax"),
+    example={"completion": "<answer><h1>Soup</h1><p>Leek</p></answer>", "answer": "<h1>Soup</h1><p>Pea</p>"},
+)
+def html(
+    answer_text: str, unmarked_text: str, answer: Any, *, compat: Literal["ov15"] | None = None
+) -> dict[str, Any] | float:
+    """0.6 · similarity of words and attributes in order + 0.4 · similarity of the tag tree, the best over the golds.
+
+    Words, attributes and tags count as often as they occur and in their order, tags with all tags around them, so neither
+    an empty nor a shuffled page is paid. The page is parsed as a browser does; tags that it only implies do not count.
+
+    Args:
+        compat: ``ov15`` gives the published score of LLaVA-OneVision-1.5-RL, overlaps of token and tag sets.
+    """
+    page = find_code(answer_text, unmarked_text, ("html", "xml"))
+    if not page or len(page) > MAX_CHARS or page.count("<") > MAX_TAGS:
+        return 0.0
+    if compat == "ov15":
+        return max(published_score(gold.strip(), page) for gold in golds_of(answer))
+    words, tags = _read(page)
+    best: dict[str, Any] = {"score": 0.0}
+    for gold in golds_of(answer):
+        gold_words, gold_tags = _read_gold(gold)
+        structure = sequence_similarity(gold_tags, tags) if gold_tags or tags else 1.0
+        tokens = sequence_similarity(gold_words, words) if gold_words or words else structure
+        score = 0.6 * tokens + 0.4 * structure if words or tags else 0.0
+        if score > best["score"]:
+            best = {"score": score, "detail": {"tokens": tokens, "structure": structure}}
+    return best
+
+
+def _read(page: str) -> tuple[list[Hashable], list[Hashable]]:
+    """Words and attributes in document order, and every tag as the number of its path from the root."""
+    parser = require("selectolax.lexbor").LexborHTMLParser
+    root = parser(page.replace("\x00", "").encode("utf-8", "replace").decode()).root
+    lowered = page.lower()
+    implied = {tag for tag in _IMPLIED if f"<{tag}" not in lowered}
+    words: list[Hashable] = []
+    tags: list[Hashable] = []
+    paths: dict[int, int] = {}  # of a node, by its address: the hash of the tags above it and its own
+    for node in root.traverse(include_text=True) if root is not None else ():
+        parent = paths.get(node.parent.mem_id, 0) if node.parent is not None else 0
+        if node.tag == "-text":
+            words.extend(_WORD.findall(node.text_content or ""))
+            continue
+        if node.tag in implied:
+            paths[node.mem_id] = parent
+            continue
+        paths[node.mem_id] = path = hash((parent, node.tag))
+        tags.append(path)
+        words.extend(f"{name}={value or ''}" for name, value in sorted(node.attributes.items(), key=str))
+    return words, tags
+
+
+_read_gold = lru_cache(maxsize=256)(_read)
+
+
+def published_score(gold: str, page: str) -> float:
+    """The score of the published module: 1 for the same source, else 0.6 · token sets + 0.4 · tag-name sets."""
+    if same_markup(gold, page):
+        return 1.0
+    gold, page = gold.lower(), page.lower()
+    tokens = set_similarity(_SET_TOKEN.findall(gold), _SET_TOKEN.findall(page))
+    return 0.6 * tokens + 0.4 * set_similarity(_SET_TAG.findall(gold), _SET_TAG.findall(page))
