@@ -1,0 +1,155 @@
+"""``rlvlm train``: a hydra application that runs from any folder and leaves a run directory behind."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from rlvlm.cli.main import main
+from rlvlm.conf import load_recipe
+
+SMALL = [
+    "model.build={name: toy_llava, task: shapes, hidden: 64, layers: 1, mlp: 64, vision_hidden: 32, vision_mlp: 32}",
+    "data.train.size=64", "data.eval={name: shapes, size: 8}", "data.prompts_per_step=4", "rollout.n=2", "rollout.max_new_tokens=3",
+    "run.eval_prompts=8", "run.eval_batch=8", "run.steps=2", "run.threads=1", "stages.warmup.run.steps=1", "stages.warmup.cache=false",
+]  # fmt: skip
+
+
+def only_run(folder: Path) -> Path:
+    (run,) = folder.iterdir()
+    return run
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """One small run, started in a folder of its own."""
+    folder = tmp_path_factory.mktemp("elsewhere")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        assert main(["train", "quickstart", *SMALL, "algorithm.policy_loss={name: ppo_clip, clip_high: 0.28}"]) == 0
+    assert [path.name for path in folder.iterdir()] == ["runs"]  # hydra leaves no folder of its own
+    return only_run(folder / "runs")
+
+
+def test_the_run_directory_holds_what_was_promised(run):
+    assert run.name.startswith("quickstart-")
+    for name in ("config.yaml", "metrics.jsonl", "summary.json", "report.html", "tensorboard", "policy"):
+        assert (run / name).exists(), name
+    summary = json.loads((run / "summary.json").read_text())
+    for key in ("accuracy_before", "accuracy_after", "greedy_before", "greedy_after"):
+        assert 0.0 <= summary[key] <= 1.0
+    assert summary["train_seconds"] > 0
+    assert summary["status"] == "finished"
+    assert summary["recipe"] == "quickstart"
+    assert any(name.endswith("generate") for name in summary["seconds"])
+    assert "torch" in summary["versions"]
+
+
+def test_metrics_hold_each_step_of_each_stage_with_times_and_memory(run):
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [(record["stage"], record["step"]) for record in records] == [("warmup", 1), ("rlvr", 1), ("rlvr", 2)]
+    assert records[-1]["time/update"] > 0
+    assert records[-1]["memory/update"] > 0
+    assert "reward" in records[-1]
+
+
+def test_the_report_shows_the_run(run):
+    page = (run / "report.html").read_text()
+    assert "Curves: rlvr" in page
+    assert "data:image/png;base64," in page
+
+
+def test_the_written_config_repeats_the_run(run):
+    recipe = load_recipe(run / "config.yaml")
+    assert recipe.algorithm.policy_loss == {"name": "ppo_clip", "clip_high": 0.28}
+    assert recipe == load_recipe("quickstart", [*SMALL, "algorithm.policy_loss={name: ppo_clip, clip_high: 0.28}"])
+
+
+def test_a_named_run_is_resumed_and_a_finished_one_does_nothing_twice(tmp_path, capsys):
+    named = [*SMALL, f"run.dir={tmp_path}", "run.name=mine", "run.trackers=[jsonl]"]
+    assert main(["train", "quickstart", *named]) == 0
+    first = (tmp_path / "mine" / "metrics.jsonl").read_text()
+    assert main(["train", "quickstart", *named]) == 0
+    assert (tmp_path / "mine" / "metrics.jsonl").read_text() == first
+    assert str(tmp_path / "mine" / "report.html") in capsys.readouterr().out
+
+
+def test_multirun_runs_each_combination_in_its_own_directory(tmp_path, capsys):
+    sweep = [*SMALL, f"run.dir={tmp_path}", "run.name=sweep", "run.steps=1", "algorithm.policy_loss=ppo_clip,gspo"]
+    assert main(["train", "quickstart", "--multirun", *sweep]) == 0
+    losses = [load_recipe(tmp_path / "sweep" / job / "config.yaml").algorithm.policy_loss for job in ("0", "1")]
+    assert losses == ["ppo_clip", "gspo"]
+    assert "job 1: " in capsys.readouterr().out
+
+
+def test_a_users_reward_in_a_file_is_trained_on(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("my_reward.py").write_text(
+        "from rlvlm import register_reward\n"
+        "@register_reward('train_test_brevity')\n"
+        "def brevity(completion: str) -> float:\n    return 1.0 / (1 + len(completion))\n"
+    )
+    own = [
+        "plugins=[my_reward.py]",
+        "reward.rules={train_test_brevity: 1.0}",
+        "~reward.rules.number",
+        "~reward.rules.format",
+    ]
+    assert main(["train", "quickstart", *SMALL, *own, "run.steps=1", "hydra.run.dir=here"]) == 0
+    records = [json.loads(line) for line in Path("here/metrics.jsonl").read_text().splitlines()]
+    assert records[-1]["reward"] > 0
+
+
+def test_a_run_that_stops_itself_says_why_and_keeps_its_report(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("failing.py").write_text(
+        "from rlvlm import register_reward\n"
+        "@register_reward('train_test_failing')\n"
+        "def failing(completion: str) -> float:\n    raise ValueError('always')\n"
+    )
+    own = [
+        "plugins=[failing.py]",
+        "reward.rules={train_test_failing: 1.0}",
+        "~reward.rules.number",
+        "~reward.rules.format",
+    ]
+    assert main(["train", "quickstart", *SMALL, *own, "hydra.run.dir=here"]) == 1
+    captured = capsys.readouterr()
+    assert "rlvlm train: " in captured.err
+    assert "max_error_rate" in captured.err
+    assert json.loads(Path("here/summary.json").read_text())["status"].startswith("stopped: ")
+    assert Path("here/report.html").exists()
+
+
+def test_cfg_prints_the_composed_recipe_and_stops(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "quickstart", "--cfg", "job", "actor.epochs=3"]) == 0
+    printed = OmegaConf.create(capsys.readouterr().out)
+    assert printed.actor.epochs == 3
+    assert printed.algorithm.advantage == "grpo"
+    assert "hydra" not in printed
+    assert main(["train", "--cfg", "job", "-p", "actor.optimizer", "quickstart"]) == 0
+    assert "lr:" in capsys.readouterr().out
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_help_and_info_explain_a_recipe(capsys):
+    assert main(["train", "--help"]) == 0
+    assert "Recipes: " in capsys.readouterr().out
+    assert main(["train", "quickstart", "--help"]) == 0
+    text = capsys.readouterr().out
+    assert "rlvlm train quickstart [key=value …]" in text
+    assert "model: qwen2_5_vl_3b" in text
+    assert main(["train", "quickstart", "--info", "defaults-tree"]) == 0
+
+
+def test_a_recipe_of_ones_own_runs_by_its_path_and_inherits(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("mine.yaml").write_text("defaults: [quickstart, _self_]\nalgorithm: {policy_loss: {name: gspo}}\n")
+    assert main(["train", "mine.yaml", *SMALL, "run.steps=1"]) == 0
+    run = only_run(tmp_path / "runs")
+    assert run.name.startswith("mine-")
+    assert load_recipe(run / "config.yaml").algorithm.policy_loss == {"name": "gspo"}
