@@ -25,6 +25,8 @@ class Job:
         self.folder.mkdir(parents=True, exist_ok=True)
         self._parts = self.folder / "parts"
         self._parts.mkdir(exist_ok=True)
+        for folder_of_files in (self.folder, self._parts):
+            _sweep(folder_of_files)
         asked = json.loads(json.dumps(settings, sort_keys=True, default=str))
         note = self.folder / "job.json"
         if note.exists():
@@ -47,6 +49,15 @@ class Job:
         """Which of the parts are finished."""
         there = set(os.listdir(self._parts))
         return [f"{number:06d}{suffix}" in there for number in range(count)]
+
+
+def _sweep(folder: Path) -> None:
+    """Removes half-written files of processes that are gone."""
+    for name in os.listdir(folder):
+        if name.endswith(".partial"):
+            process = name.split(".")[-2]
+            if not (process.isdigit() and os.path.exists(f"/proc/{process}")):
+                (folder / name).unlink(missing_ok=True)
 
 
 def write_atomic(path: str | Path, content: bytes | Callable[[Path], Any]) -> None:

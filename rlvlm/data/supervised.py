@@ -81,7 +81,13 @@ class DialogueAssembler:
         for number, sample in enumerate(samples):
             own = slice(start, start + int(sample["pictures"]))
             held = {**sample, "images": pictures[own]}
-            rows.append(self._row(f"#{number}", held, pictures[own], own, template))
+            row = self._row(f"#{number}", held, pictures[own], own, template)
+            if len(row.dialogue.ids) != sample["tokens"]:
+                raise DataError(
+                    f"sample {number} of the bin has {len(row.dialogue.ids)} tokens, and had {sample['tokens']} when it was packed; "
+                    "train with the model and the pixel limits that it was packed for."
+                )
+            rows.append(row)
             start = own.stop
         if start != len(pictures):
             raise DataError(

@@ -7,14 +7,16 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlvlm.data.config import DataConfig
 from rlvlm.data.jobs import Job
 from rlvlm.data.progress import Progress
-from rlvlm.data.prompts import PromptFamily
 from rlvlm.data.sources import Source, open_sources
 from rlvlm.registry import load_plugins
+
+if TYPE_CHECKING:
+    from rlvlm.data.prompts import PromptFamily
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rlvlm.cli.data import main
+from rlvlm.cli.main import main
 from rlvlm.data.check import check_source, histogram, quantiles
 from rlvlm.data.config import DataConfig
 from rlvlm.data.loader import Loader
@@ -22,7 +22,7 @@ from tests.data.test_loader import truncated
 
 def test_a_good_file_is_described_and_exits_with_0(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = write_jsonl(tmp_path / "a.jsonl", counting_rows(tmp_path, 5))
-    assert main(["check", file, "--json"]) == 0
+    assert main(["data", "check", file, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["rows"], found["usable"], found["pictures"], found["formats"], found["faults"]) == (
         5,
@@ -31,7 +31,7 @@ def test_a_good_file_is_described_and_exits_with_0(tmp_path: Path, capsys: pytes
         {"flat": 5},
         0,
     )
-    assert main(["check", file]) == 0
+    assert main(["data", "check", file]) == 0
     shown = capsys.readouterr().out
     for text in ("flat (5)", "5 usable, 0 faults", "1 in 5 rows", "56x56 (5)", "characters min"):
         assert text in shown
@@ -47,16 +47,16 @@ def test_the_first_ten_faults_are_named_by_row_and_exit_with_1(
         {"problem": "q", "image": "cut.jpg"},
     ]
     file = write_jsonl(tmp_path / "a.jsonl", rows)
-    assert main(["check", file]) == 1
+    assert main(["data", "check", file]) == 1
     shown = capsys.readouterr().out
     assert "the first 10 of 12" in shown
     for row in range(3, 13):
         assert f"a.jsonl, row {row}: the text has 1 <image> marks for 0 pictures" in shown
     assert "row 13" not in shown
-    assert main(["check", file, "--decode", "--where", '{"image": "cut.jpg"}']) == 1, (
+    assert main(["data", "check", file, "--decode", "--where", '{"image": "cut.jpg"}']) == 1, (
         "rows without that column are faults of their own"
     )
-    assert main(["check", file, "--limit", "3"]) == 0
+    assert main(["data", "check", file, "--limit", "3"]) == 0
 
 
 def test_token_lengths_are_those_that_a_policy_is_prompted_with(tmp_path: Path) -> None:
@@ -78,21 +78,21 @@ def test_the_model_s_folder_gives_the_tokenizer(tmp_path: Path, capsys: pytest.C
     for part in (model.config, tokenizer, processor):
         part.save_pretrained(folder)
     file = write_jsonl(tmp_path / "a.jsonl", [{"problem": "abc", "images": [], "answer": "1"}])
-    assert main(["check", file, "--model", str(folder), "--json", "--template", "as_is"]) == 0
+    assert main(["data", "check", file, "--model", str(folder), "--json", "--template", "as_is"]) == 0
     tokens = json.loads(capsys.readouterr().out)["tokens"]
     assert tokens["max"] == len(tokenizer("<|im_start|>user\nabc<|im_end|>\n<|im_start|>assistant\n")["input_ids"])
-    assert main(["check", file, "--model", str(folder), "--max-prompt-tokens", "3"]) == 1
+    assert main(["data", "check", file, "--model", str(folder), "--max-prompt-tokens", "3"]) == 1
 
 
-def test_what_is_asked_wrongly_exits_with_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_asked_wrongly_is_said_in_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = write_jsonl(tmp_path / "a.jsonl", [{"problem": "q"}])
-    assert main(["check", str(tmp_path / "none.jsonl")]) == 2
+    assert main(["data", "check", str(tmp_path / "none.jsonl")]) == 1
     assert "does not exist" in capsys.readouterr().err
-    assert main(["check", file, "--where", "{broken"]) == 2
+    assert main(["data", "check", file, "--where", "{broken"]) == 2
     assert "--where is no valid JSON" in capsys.readouterr().err
-    assert main(["check", file, "--template", "bxoed"]) == 2
+    assert main(["data", "check", file, "--template", "bxoed"]) == 2
     assert "did you mean 'boxed'" in capsys.readouterr().err
-    assert main(["check", file, "--columns", '{"problem": "qq"}']) == 1
+    assert main(["data", "check", file, "--columns", '{"problem": "qq"}']) == 1
     assert "no column 'qq'" in capsys.readouterr().out
 
 
@@ -100,9 +100,9 @@ def test_pictures_outside_the_folder_are_faults_unless_allowed(tmp_path: Path) -
     (tmp_path / "in").mkdir()
     (tmp_path / "out.png").write_bytes(png())
     file = write_jsonl(tmp_path / "in" / "a.jsonl", [{"problem": "q", "images": ["../out.png"]}])
-    assert main(["check", file]) == 1
-    assert main(["check", file, "--allow-outside"]) == 0
-    assert main(["check", file, "--image-folder", str(tmp_path)]) == 1, "the path starts from that folder"
+    assert main(["data", "check", file]) == 1
+    assert main(["data", "check", file, "--allow-outside"]) == 0
+    assert main(["data", "check", file, "--image-folder", str(tmp_path)]) == 1, "the path starts from that folder"
 
 
 def test_quantiles_and_histograms_of_counts() -> None:

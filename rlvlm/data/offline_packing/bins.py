@@ -90,11 +90,20 @@ class Bins:
         return -(-self.tokens // self.budget.tokens)
 
 
-def pack(tokens: Ints, budget: Budget, patches: Ints | None = None, *, keep_over_long: bool = False) -> Bins:
+def pack(
+    tokens: Ints,
+    budget: Budget,
+    patches: Ints | None = None,
+    *,
+    keep_over_long: bool = False,
+    skip_empty: bool = False,
+) -> Bins:
     """Packs samples into bins.
 
     Args:
         tokens, patches: [N] cost of each sample; ``patches`` is read only where the budget has patches.
+        keep_over_long: give samples over a budget a bin of their own.
+        skip_empty: pass over samples of 0 tokens, which are rows that were left out.
 
     Equal input gives equal output, to the byte. Every sample that fits the budgets is in exactly one bin; the others are
     listed, and dropped or given bins of their own. Raises ``DataError`` for costs below 1 token or 0 patches.
@@ -103,7 +112,7 @@ def pack(tokens: Ints, budget: Budget, patches: Ints | None = None, *, keep_over
         patches = None
     elif patches is None:
         raise ConfigError("max_patches is set, but the samples' patch counts are not given.")
-    _check(tokens, patches)
+    _check(tokens, patches, least=0 if skip_empty else 1)
     over_long = _over(tokens, patches, budget)
     costs, histogram = _choose_costs(tokens, patches, budget)
     used = np.flatnonzero(histogram)
@@ -269,7 +278,7 @@ class _Costs:
     def keys(self, tokens: Ints, patches: Ints | None) -> NDArray[np.int64]:
         """tokens * width + steps of each sample, -1 over a budget."""
         keys = tokens.astype(np.int64)
-        fits = keys <= self.budget.tokens
+        fits = (keys <= self.budget.tokens) & (keys > 0)
         if patches is not None and self.budget.patches is not None and self.steps is not None:
             fits &= patches <= self.budget.patches
             keys = keys * self.width + np.minimum(-(-patches.astype(np.int64) // self.step), self.steps)
@@ -315,15 +324,17 @@ def _parts(tokens: Ints, patches: Ints | None) -> Iterator[tuple[Ints, Ints | No
         yield tokens[start:end], None if patches is None else patches[start:end]
 
 
-def _check(tokens: Ints, patches: Ints | None) -> None:
+def _check(tokens: Ints, patches: Ints | None, least: int) -> None:
     if patches is not None and len(tokens) != len(patches):
         raise DataError(
             f"there are {len(tokens)} token counts and {len(patches)} patch counts; each sample has one of each."
         )
     if len(tokens) > np.iinfo(np.uint32).max:
         raise DataError(f"{len(tokens):,} samples are more than 2^32; pack them in several runs.")
-    if len(tokens) and int(tokens.min()) < 1:
-        raise DataError(f"sample {int(np.argmin(tokens))} has {int(tokens.min())} tokens; a sample has at least 1.")
+    if len(tokens) and int(tokens.min()) < least:
+        raise DataError(
+            f"sample {int(np.argmin(tokens))} has {int(tokens.min())} tokens; a sample has at least {least}."
+        )
     if patches is not None and len(patches) and int(patches.min()) < 0:
         raise DataError(
             f"sample {int(np.argmin(patches))} has {int(patches.min())} vision patches; a sample has at least 0."

@@ -27,7 +27,7 @@ ROWS = st.lists(st.dictionaries(st.text(max_size=4), VALUES, max_size=3), max_si
 
 
 @given(rows=ROWS, indent=st.sampled_from([None, 1]), ascii_only=st.booleans(), chunk=st.integers(1, 64))
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_arrays_are_cut_where_a_parser_would(
     rows: list[Any], indent: int | None, ascii_only: bool, chunk: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -40,7 +40,7 @@ def test_arrays_are_cut_where_a_parser_would(
 @given(
     rows=ROWS, newline=st.sampled_from(["\n", "\r\n", "\n\n", "\n \n"]), last=st.booleans(), chunk=st.integers(1, 64)
 )
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_lines_are_rows_and_blank_ones_are_not(
     rows: list[Any], newline: str, last: bool, chunk: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
