@@ -97,22 +97,19 @@ def _parts(shape: str) -> tuple[Any, Any, Any]:
 
         made = toy_llava()
         return made.model, made.tokenizer, made.image_processor
-    import transformers
     from tokenizers.pre_tokenizers import WhitespaceSplit
 
-    from benchmarks.generate import qwen2_5_vl, tokenizer
+    from benchmarks.generate import qwen2_5_vl
 
-    words = tokenizer(1000)
-    words.backend_tokenizer.pre_tokenizer = WhitespaceSplit()
-    words.eos_token = "w0"
-    words.chat_template = (
+    made = qwen2_5_vl()
+    made.tokenizer.backend_tokenizer.pre_tokenizer = WhitespaceSplit()
+    made.tokenizer.eos_token = "w0"
+    made.tokenizer.chat_template = (
         "{% for m in messages %}{% if m['content'] is string %}{{ m['content'] }}{% else %}{% for c in m['content'] %}"
         "{% if c['type'] == 'image' %}<|vision_start|><|image_pad|><|vision_end|> {% else %}{{ c['text'] }}{% endif %}"
         "{% endfor %}{% endif %}{% endfor %}"
     )
-    side = {"shortest_edge": 56 * 56, "longest_edge": 392 * 392}
-    processor = transformers.Qwen2VLImageProcessorPil(patch_size=14, merge_size=2, temporal_patch_size=2, size=side)
-    return qwen2_5_vl(words), words, processor
+    return made.model, made.tokenizer, made.image_processor
 
 
 def _records(shape: str, count: int) -> list[dict[str, Any]]:
