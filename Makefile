@@ -32,6 +32,7 @@ lint: setup
 	$(BIN)/lint-imports
 	$(BIN)/python docs/make_algorithms.py --check
 	$(BIN)/python docs/make_rewards.py --check
+	$(BIN)/python docs/make_configuration.py --check
 
 format: setup
 	$(BIN)/ruff check --fix .
@@ -44,6 +45,7 @@ bench: setup
 docs: setup
 	$(BIN)/python docs/make_algorithms.py
 	$(BIN)/python docs/make_rewards.py
+	$(BIN)/python docs/make_configuration.py
 
 clean:
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .import_linter_cache runs outputs multirun

@@ -34,7 +34,7 @@ class RunConfig:
     """One run.
 
     Attributes:
-        name: of the run directory; null takes the recipe's name.
+        name: of the run directory; null takes the recipe's name and the time, a directory of its own for each run.
         dir: folder of run directories.
         steps: batches of the stage.
         stop_at: ends the stage early, when an evaluation's sampled accuracy reaches this.
