@@ -78,6 +78,7 @@ class Algorithm:
             correction=self.config.correction,
             aggregation=self.config.aggregation,
             filters=self.config.filters,
+            conventions=self.config.conventions,
         )
         self._generator = torch.Generator().manual_seed(self.config.seed)
         self._kl_in_reward_measured: float | None = None

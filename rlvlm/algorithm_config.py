@@ -37,6 +37,9 @@ class AlgorithmConfig:
     filters: list[Any] = field(default_factory=list)
     """Nodes of the group filters, applied in this order."""
 
+    conventions: dict[str, Any] = field(default_factory=dict)
+    """Options by kind and name of part, taken where a node gives none: ``{"advantages": {"rloo": {"singleton": "reward"}}}``."""
+
     mask_truncated: bool = False
     """Leave samples that were cut by length out of every loss and of every denominator."""
 

@@ -28,7 +28,5 @@ __getattr__, __dir__, __all__ = attach(
         "AdvantageEstimate": "rlvlm.algos.results",
         "Correction": "rlvlm.algos.results",
         "TokenLoss": "rlvlm.algos.results",
-        "combine_micro_batches": "rlvlm.algos.metrics",
-        "average_steps": "rlvlm.algos.metrics",
     },
 )

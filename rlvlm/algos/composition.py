@@ -6,6 +6,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
+from rlvlm.algos.conventions import Conventions
 from rlvlm.algos.registries import (
     ADVANTAGES,
     AGGREGATIONS,
@@ -16,9 +19,11 @@ from rlvlm.algos.registries import (
     POLICY_LOSSES,
     REGULARIZERS,
     SCOPES,
+    VALUE_LOSSES,
 )
 from rlvlm.algos.weighted import Weighted, build_kl_in_reward, build_value_loss, build_weighted
 from rlvlm.errors import ConfigError, nearest
+from rlvlm.fields import FIELDS
 from rlvlm.registry import Part
 
 WRITTEN_HERE = frozenset({"advantages", "returns", "correction_weights", "correction_mask", "group_tokens"})
@@ -107,27 +112,35 @@ def compose(
     correction: Any,
     aggregation: Any,
     filters: Iterable[Any],
+    conventions: Mapping[str, Any],
 ) -> Composition:
     """Builds the parts from the nodes of the settings and checks that they go together.
 
     Raises ``RegistryError`` for a node that can't be built and ``ConfigError`` for parts that exclude each other.
     """
-    terms = [build_weighted(REGULARIZERS, key, node, "algorithm.regularizers") for key, node in regularizers.items()]
+    defaults = Conventions(conventions)
+    terms = [
+        build_weighted(REGULARIZERS, key, defaults.fill(REGULARIZERS, node, key), "algorithm.regularizers")
+        for key, node in regularizers.items()
+    ]
     for term in terms:
         _check_regularizer(term)
     composition = Composition(
-        advantage=ADVANTAGES.build(advantage),
-        policy_loss=POLICY_LOSSES.build(policy_loss),
-        aggregation=AGGREGATIONS.build(aggregation),
-        value_loss=build_value_loss(value_loss),
+        advantage=ADVANTAGES.build(defaults.fill(ADVANTAGES, advantage)),
+        policy_loss=POLICY_LOSSES.build(defaults.fill(POLICY_LOSSES, policy_loss)),
+        aggregation=AGGREGATIONS.build(defaults.fill(AGGREGATIONS, aggregation)),
+        value_loss=build_value_loss(defaults.fill(VALUE_LOSSES, value_loss)),
         kl_in_reward=build_kl_in_reward(kl_in_reward),
-        corrections=tuple(CORRECTIONS.build(node) for node in _listed(correction)),
-        filters=tuple(FILTERS.build(node) for node in filters),
+        corrections=tuple(CORRECTIONS.build(defaults.fill(CORRECTIONS, node)) for node in _listed(correction)),
+        filters=tuple(FILTERS.build(defaults.fill(FILTERS, node)) for node in filters),
         on_loss=tuple(term for term in terms if term.part.traits["acts_on"] == "loss"),
         on_reward=tuple(term for term in terms if term.part.traits["acts_on"] == "reward"),
         on_weights=tuple(term for term in terms if term.part.traits["acts_on"] == "weights"),
     )
+    for part in (*composition.before_update(), *composition.in_policy_loss(), *composition.in_value_loss()):
+        _try_options(part)
     _check_scopes(composition)
+    _check_controllers(composition)
     _check_together(composition)
     return composition
 
@@ -156,6 +169,15 @@ def _check_regularizer(term: Weighted) -> None:
         )
 
 
+def _check_controllers(composition: Composition) -> None:
+    for term in (*composition.on_reward, *composition.on_weights, composition.value_loss):
+        if term is not None and term.is_controlled:
+            raise ConfigError(
+                f"the weight of '{term.name}' can't have a controller: one follows a penalty of the loss, or algorithm.kl_in_reward; "
+                "take 'controller' out."
+            )
+
+
 def _check_scopes(composition: Composition) -> None:
     for part in (*composition.in_policy_loss(), *composition.in_value_loss()):
         scope = part.traits.get("scope", "token")
@@ -181,3 +203,21 @@ def _check_together(composition: Composition) -> None:
             f"advantage '{advantage.name}' reads neither rewards nor token_rewards, so '{shaping[0]}' would change nothing; "
             "take it out, or choose another advantage."
         )
+
+
+def _try_options(part: Part) -> None:
+    """Calls one of the library's own functions on a single token: it raises ``ConfigError`` for an option out of range."""
+    ours = part.entry.target.__module__.startswith("rlvlm.algos.") and not part.entry.is_class
+    if ours and "scores_by_rule" not in (*part.needs, *part.optional):  # their options name the rules of the run
+        part({name: _one_token(name) for name in part.needs})
+
+
+def _one_token(name: str) -> Any:
+    if name in COUNTS:
+        return 1.0
+    if name == "generator":
+        return torch.Generator()
+    if name in OUTPUTS or name == "token_loss":
+        return torch.zeros(1, 1)
+    declared = FIELDS[name]
+    return torch.full([1] * len(declared.dims), declared.dtype == torch.bool, dtype=declared.dtype)

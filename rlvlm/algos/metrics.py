@@ -7,7 +7,7 @@ its tokens divided by the token count of the whole mini-batch. Shares of micro-b
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -54,28 +54,3 @@ def _share(reduction: str, value: Tensor, mask: Tensor, num_tokens: float) -> Te
         return filled.amax() if reduction == "max" else filled.amin()
     total = fill_masked(value, mask).sum()
     return total / max(num_tokens, 1) if reduction == "mean" else total
-
-
-def combine_micro_batches(metrics: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
-    """Metrics of one mini-batch from the shares of its micro-batches (or of its ranks): means and sums add up."""
-    return _combined(metrics, {"mean": math.fsum, "sum": math.fsum, "max": max, "min": min})
-
-
-def average_steps(metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Metrics of several optimiser steps: means are averaged, sums add up."""
-    return _combined(metrics, {"mean": _mean, "sum": math.fsum, "max": max, "min": min})
-
-
-def _combined(
-    metrics: Sequence[Mapping[str, Tensor | float]], by: Mapping[str, Callable[[list[float]], float]]
-) -> dict[str, float]:
-    columns: dict[str, list[float]] = {}
-    for entry in metrics:
-        for key, value in entry.items():
-            columns.setdefault(key, []).append(float(value))
-    return {key: by[reduction_of(key)](values) for key, values in columns.items()}
-
-
-def _mean(values: Iterable[float]) -> float:
-    listed = list(values)
-    return math.fsum(listed) / len(listed)

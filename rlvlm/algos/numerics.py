@@ -88,7 +88,7 @@ def row_blocks(values: Tensor) -> Iterator[slice]:
     """
     rows, length = values.shape
     step = rows if values.device.type != "cpu" else max(1, _BLOCK // max(length, 1))
-    for start in range(0, rows, max(step, 1)):
+    for start in range(0, max(rows, 1), max(step, 1)):
         yield slice(start, min(start + step, rows))
 
 

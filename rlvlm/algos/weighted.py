@@ -63,7 +63,7 @@ def build_value_loss(node: Any) -> Weighted | None:
     if node is None:
         return None
     name, options = split_node("value loss", node)
-    return build_weighted(VALUE_LOSSES, "value", {**options, "name": name}, "algorithm.value_loss", default=1.0)
+    return build_weighted(VALUE_LOSSES, "value_loss", {**options, "name": name}, "algorithm", default=1.0)
 
 
 def build_kl_in_reward(node: Any) -> Weighted | None:

@@ -55,7 +55,7 @@ def grpo(
         advantage = divide_by_std(advantage, scale, eps)
     advantage = settle_singletons(advantage, rewards, groups, singleton, 1 + eps if std == "group" else 1.0)
     tokens = over_tokens(advantage, rewards, loss_mask)
-    return whiten(tokens, as_mask(loss_mask)) if whiten_tokens else tokens
+    return whiten(tokens, as_mask(loss_mask) & groups.valid.unsqueeze(-1)) if whiten_tokens else tokens
 
 
 @register_advantage("rloo")

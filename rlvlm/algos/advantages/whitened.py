@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rlvlm.algos.advantages.group import Singleton, divide_by_std, over_tokens, settle_singletons
 from rlvlm.algos.grouping import Groups, group
-from rlvlm.algos.numerics import as_mask, fill_masked, whiten
+from rlvlm.algos.numerics import as_mask, fill_masked, whiten, wide
 from rlvlm.algos.registries import register_advantage
 from rlvlm.errors import ConfigError, nearest
 
@@ -38,7 +38,8 @@ def reinforce_plus_plus_baseline(
     """
     groups = group(rewards, group_ids)
     advantage = settle_singletons(groups.deviations, rewards, groups, singleton)
-    return _whitened(advantage, rewards, loss_mask, _flat(groups, singleton) if equal_groups == "zero" else None)
+    keep = ~_flat(groups, singleton) if equal_groups == "zero" else torch.ones_like(groups.valid)
+    return whiten_over_tokens(advantage, rewards, loss_mask, groups.valid, keep)
 
 
 @register_advantage("gdpo")
@@ -62,10 +63,11 @@ def gdpo(
         weights: the rules that count and their weights; all with weight 1 where it is null.
         divide: divide by each rule's standard deviation in the group.
     """
-    if not scores_by_rule:
-        raise ConfigError("gdpo normalises each reward rule by itself, and this batch has the scores of none.")
-    total, flat = torch.zeros(()), torch.ones((), dtype=torch.bool)
     chosen = dict.fromkeys(scores_by_rule, 1.0) if weights is None else weights
+    if not chosen:
+        raise ConfigError("gdpo normalises each reward rule by itself, and there are the scores of none.")
+    total = wide(torch.zeros_like(group_ids, dtype=torch.float32))
+    valid, keep = torch.zeros_like(group_ids, dtype=torch.bool), torch.zeros_like(group_ids, dtype=torch.bool)
     for rule, weight in chosen.items():
         if rule not in scores_by_rule:
             raise ConfigError(
@@ -76,21 +78,20 @@ def gdpo(
         advantage = groups.deviations
         if divide:
             advantage = divide_by_std(advantage, groups.std()[groups.index], eps)
-        advantage = settle_singletons(advantage, scores, groups, singleton, 1 + eps if divide else 1.0)
-        total, flat = (
-            total.to(advantage.device) + weight * advantage,
-            flat.to(advantage.device) & _flat(groups, singleton),
-        )
-    return _whitened(total, scores, loss_mask, flat if equal_groups == "zero" else None)
+        total = total + weight * settle_singletons(advantage, scores, groups, singleton, 1 + eps if divide else 1.0)
+        valid = valid | groups.valid
+        keep = keep | ~_flat(groups, singleton) | (equal_groups == "whitened")
+    return whiten_over_tokens(total, scores, loss_mask, valid, keep)
+
+
+def whiten_over_tokens(advantage: Tensor, rewards: Tensor, loss_mask: Tensor, valid: Tensor, keep: Tensor) -> Tensor:
+    """Spreads advantages [B] over tokens and whitens them over the tokens of valid rows; 0 for rows not to ``keep``."""
+    mask = as_mask(loss_mask)
+    counted = mask & valid.unsqueeze(-1)
+    return fill_masked(whiten(over_tokens(advantage, rewards, mask), counted), counted & keep.unsqueeze(-1))
 
 
 def _flat(groups: Groups, singleton: Singleton) -> Tensor:
     """True [B] for samples whose group has no spread, and so no signal."""
     flat = groups.spread[groups.index] == 0
     return flat & ~groups.alone if singleton == "reward" else flat
-
-
-def _whitened(advantage: Tensor, rewards: Tensor, loss_mask: Tensor, flat: Tensor | None) -> Tensor:
-    tokens = over_tokens(advantage, rewards, loss_mask)
-    normal = whiten(tokens, as_mask(loss_mask))
-    return normal if flat is None else fill_masked(normal, ~flat.unsqueeze(-1))

@@ -34,7 +34,8 @@ def ppo_clip(
         dual_clip: bound c > 1 of the loss where the advantage is negative, ``min(loss, -A c)``.
     """
     check_token_fields(logp=logp, prox_logp=prox_logp, advantages=advantages)
-    return clipped_surrogate(logp - prox_logp, advantages, clip_low, clip_high, dual_clip)
+    log_ratio = logp - prox_logp
+    return clipped_surrogate(exp_clamped(log_ratio), log_ratio, advantages, clip_low, clip_high, dual_clip)
 
 
 @register_policy_loss("decoupled_clip", weighs_behaviour=True)
@@ -63,30 +64,40 @@ def decoupled_clip(
     raw = exp_clamped(prox_logp.detach() - behav_logp)
     capped = raw > cap
     weight = raw.clamp(max=cap) if over_cap == "clamp" else raw.masked_fill(capped, 0.0)
-    clipped = clipped_surrogate(logp - prox_logp, advantages, clip_low, clip_high, dual_clip)
+    log_ratio = logp - prox_logp
+    clipped = clipped_surrogate(exp_clamped(log_ratio), log_ratio, advantages, clip_low, clip_high, dual_clip)
     metrics = {"mean/behav_weight": raw, "max/behav_weight": raw, "mean/behav_capped": capped}
     return TokenLoss(clipped.loss * weight, {**clipped.metrics, **metrics})
 
 
 def clipped_surrogate(
-    log_ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float, dual_clip: float | None
+    ratio: Tensor,
+    log_ratio: Tensor,
+    advantages: Tensor,
+    clip_low: float,
+    clip_high: float,
+    dual_clip: float | None = None,
 ) -> TokenLoss:
-    """PPO's pessimistic loss from a log-ratio [B, L], whatever the ratio is taken between."""
+    """PPO's pessimistic loss [B, L] of a ratio, whatever it is a ratio of.
+
+    Args:
+        ratio: [B, L], or [B, 1] for one ratio of each sequence.
+        log_ratio: [B, L] of the tokens, for the metric ``mean/approx_kl``.
+    """
     check_clip(clip_low, clip_high, dual_clip)
-    ratio = exp_clamped(log_ratio)
     free = -advantages * ratio
     clipped = -advantages * ratio.clamp(1 - clip_low, 1 + clip_high)
     loss = torch.maximum(free, clipped)
-    detached = ratio.detach()
+    plain_ratio = ratio.detach().expand_as(advantages)
     metrics = {
-        "mean/ratio": detached,
-        "max/ratio": detached,
+        "mean/ratio": plain_ratio,
+        "max/ratio": plain_ratio,
         "mean/approx_kl": -log_ratio.detach(),
         "mean/clip_fraction": clipped.detach() > free.detach(),
     }
     if dual_clip is not None:
         bound = -advantages * dual_clip
-        dual = (advantages < 0) & (loss > bound)
-        metrics["mean/dual_clip_fraction"] = dual.detach()
-        loss = torch.where(dual, bound, loss)
+        bounded = (advantages < 0) & (loss.detach() > bound)
+        metrics["mean/dual_clip_fraction"] = bounded
+        loss = torch.where(bounded, bound, loss)
     return TokenLoss(loss, metrics)

@@ -43,7 +43,8 @@ def clip_cov(
     check_window("clip_cov", low, high)
     mask = as_mask(loss_mask)
     logp, prox_logp, advantages = (fill_masked(value, mask) for value in (logp, prox_logp, advantages))
-    surrogate = clipped_surrogate(logp - prox_logp, advantages, clip_low, clip_high, None)
+    log_ratio = logp - prox_logp
+    surrogate = clipped_surrogate(exp_clamped(log_ratio), log_ratio, advantages, clip_low, clip_high)
     clipped = surrogate.metrics["mean/clip_fraction"]
     covariance = token_covariance(logp, advantages, mask)
     candidates = mask & ~clipped & (covariance > low) & (covariance < high)

@@ -10,8 +10,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from rlvlm.algos.checks import check_clip, check_positive, check_token_fields
+from rlvlm.algos.checks import check_positive, check_token_fields
 from rlvlm.algos.numerics import as_mask, exp_clamped, fill_masked, masked_mean
+from rlvlm.algos.policy_losses.clipping import clipped_surrogate
 from rlvlm.algos.registries import register_policy_loss
 from rlvlm.algos.results import TokenLoss
 
@@ -27,6 +28,7 @@ def gspo(
     *,
     clip_low: float = 3e-4,
     clip_high: float = 4e-4,
+    dual_clip: float | None = None,
     form: Literal["sequence", "token"] = "sequence",
 ) -> TokenLoss:
     """The clipped loss with the geometric mean of the token ratios, ``s = exp(mean_t(logp - prox_logp))``.
@@ -34,11 +36,11 @@ def gspo(
     Paper: GSPO, arXiv 2507.18071. With one advantage for a sequence both forms have the same value and gradient.
 
     Args:
+        dual_clip: bound c > 1 of the loss where the advantage is negative, ``min(loss, -A c)`` (EasyR1, RLLaVA).
         form: ``sequence`` lets the gradient flow through the mean; ``token`` takes ``sg(s) · exp(logp - sg(logp))``, so
             that each token's advantage meets its own gradient (verl's and TRL's ``gspo_token``).
     """
     check_token_fields(logp=logp, prox_logp=prox_logp, advantages=advantages, loss_mask=loss_mask)
-    check_clip(clip_low, clip_high)
     mask = as_mask(loss_mask)
     log_ratio = fill_masked(logp, mask) - fill_masked(prox_logp, mask)
     mean = masked_mean(log_ratio, mask, dim=-1, keepdim=True)
@@ -46,17 +48,7 @@ def gspo(
         own = fill_masked(logp, mask)
         mean = mean.detach() + own - own.detach()
     ratio = exp_clamped(mean, _SEQUENCE_LIMIT)
-    advantages = fill_masked(advantages, mask)
-    free = -advantages * ratio
-    clipped = -advantages * ratio.clamp(1 - clip_low, 1 + clip_high)
-    detached = ratio.detach().expand_as(logp)
-    metrics = {
-        "mean/ratio": detached,
-        "max/ratio": detached,
-        "mean/approx_kl": -log_ratio.detach(),
-        "mean/clip_fraction": clipped.detach() > free.detach(),
-    }
-    return TokenLoss(torch.maximum(free, clipped), metrics)
+    return clipped_surrogate(ratio, log_ratio, fill_masked(advantages, mask), clip_low, clip_high, dual_clip)
 
 
 @register_policy_loss("geo_mean", scope="sequence")
