@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import logging
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -40,6 +41,7 @@ def main(argv: Sequence[str]) -> int:
     name, loader = find_recipe(options.recipe)
     if options.config_dir is not None:
         name, loader = _with_folder(options.recipe, Path(options.config_dir))
+    show_log()
     hydra = Hydra(task_name=name, config_loader=loader)
     GlobalHydra.instance().initialize(hydra)
     try:
@@ -91,6 +93,23 @@ def parse_arguments(parser: argparse.ArgumentParser, argv: Sequence[str]) -> arg
     if options.resolve and options.cfg is None:
         raise ConfigError("--resolve goes with --cfg job, which prints the config; add that or leave it out.")
     return options
+
+
+class Notices(logging.Handler):
+    """Writes the library's log to standard error as it is now: while progress is shown, above the panel."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Writes one message."""
+        print(self.format(record), file=sys.stderr)
+
+
+def show_log() -> None:
+    """Shows what the library decides and leaves out, such as the planner's choice of a layout."""
+    log = logging.getLogger("rlvlm")
+    if not log.handlers:  # once, and not where an application around this one has set its own
+        log.addHandler(Notices())
+        log.setLevel(logging.INFO)
+        log.propagate = False
 
 
 def dispatch(hydra: Hydra, name: str, options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:

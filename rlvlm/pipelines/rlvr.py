@@ -104,8 +104,11 @@ class RLVR:
 
 def train_rlvr(parts: RLVR, loader: Loader, run: RunConfig, loop: StageLoop) -> None:
     """Runs the remaining steps of a stage, with evaluations and checkpoints as ``run`` says."""
+    rule = run.accuracy_rule or next(iter(parts.reward.config.rules))
     for prompts in loop.remaining(loader):
         metrics = parts.step(prompts, loop.step, loop.recorder)
+        if f"reward/{rule}" in metrics:  # absent when no reward of the batch could be told
+            metrics["accuracy"] = metrics[f"reward/{rule}"]
         check_parity(metrics, run.gates, loop.step)
         if loop.finish_step(metrics):
             break
