@@ -10,6 +10,7 @@ from typing import Any
 from rlvlm.errors import ConfigError, nearest
 from rlvlm.registry import Part
 from rlvlm.rewards.config import RewardConfig
+from rlvlm.rewards.extras import check_installed
 from rlvlm.rewards.rule import REWARDS
 
 PEER_STYLES = ("verl", "easyr1", "trl")
@@ -115,6 +116,7 @@ def build_part(settings: Mapping[str, Any], options: Mapping[str, Any], label: s
 
         return load_reward(label, options), {"name": label, "options": dict(options)}
     name = str(settings.get("name", label))
+    check_installed(name, REWARDS.get(name).traits["imports"])
     return REWARDS.build({"name": name, **options}), {"name": name, "options": dict(options)}
 
 

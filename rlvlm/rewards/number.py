@@ -72,7 +72,7 @@ def _close(value: int | Fraction, gold: int | Fraction, tolerance: float, relati
         return True
     if not tolerance and not relative:
         return False
-    return abs(value - gold) <= max(Fraction(tolerance), Fraction(relative) * abs(gold))
+    return abs(Fraction(value) - gold) <= max(Fraction(tolerance), Fraction(relative) * abs(Fraction(gold)))
 
 
 def read_number(text: str) -> int | Fraction | None:

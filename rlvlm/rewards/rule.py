@@ -29,23 +29,12 @@ DERIVED: dict[str, str] = {
 }
 """Names that are filled in from the record's pictures where the record has no column of that name."""
 
-_RULES = (
-    "format",
-    "number",
-    "multiple_choice",
-    "boolean",
-    "string",
-    "bbox",
-    "math",
-    "ocr",
-    "html",
-    "svg",
-)
+_RULES = "format number multiple_choice boolean string bbox math ocr html svg code repetition length clip vqa judge reward_model"
 
 REWARDS = Registry(
     "reward",
     "rewards",
-    builtins=tuple(f"rlvlm.rewards.{module}" for module in _RULES),
+    builtins=tuple(f"rlvlm.rewards.{module}" for module in _RULES.split()),
     traits={"batched": False, "isolated": None, "imports": (), "range": (0.0, 1.0), "example": None},
 )
 """Traits of a rule:
