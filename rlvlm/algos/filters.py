@@ -53,8 +53,9 @@ def mean_window(
         of: whose mean: ``rewards`` (after shaping), ``scores`` (before), or the name of a reward rule such as accuracy.
     """
     check_window("mean_window", low, high)
-    groups = group(_chosen(of, rewards, scores, scores_by_rule), group_ids)
-    mean = groups.minimum + groups.mean_shifted
+    chosen = _chosen(of, rewards, scores, scores_by_rule)
+    groups = group(chosen, group_ids)
+    mean = (groups.minimum + groups.mean_shifted).to(chosen.dtype)  # in which a mean at a bound equals the bound
     return ((mean > low) & (mean < high) & (groups.size > 0))[groups.index]
 
 

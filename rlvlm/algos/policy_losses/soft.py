@@ -28,8 +28,9 @@ def sapo(
     check_positive("sapo", temperature_positive=temperature_positive, temperature_negative=temperature_negative)
     log_ratio = logp - prox_logp
     ratio = exp_clamped(log_ratio)
-    positive = advantages > 0
-    temperature = torch.where(positive, temperature_positive, temperature_negative).to(ratio.dtype)
+    temperature = torch.where(
+        advantages > 0, ratio.new_tensor(temperature_positive), ratio.new_tensor(temperature_negative)
+    )
     gate = torch.sigmoid(temperature * (ratio - 1)) * (4 / temperature)
     metrics = {
         "mean/ratio": ratio.detach(),
