@@ -139,7 +139,7 @@ def _ours(shape: str, steps: int) -> list[float]:
     from rlvlm.data.sources import register_source
     from rlvlm.engines.train.config import OptimizerConfig
     from rlvlm.models.policy import Policy
-    from rlvlm.pipelines.build import build_rlvr, build_rollout
+    from rlvlm.pipelines.build import build_rlvr
     from rlvlm.pipelines.config import Stage
     from rlvlm.rewards import register_reward
     from rlvlm.roles.config import ActorConfig, RolloutConfig
@@ -168,9 +168,8 @@ def _ours(shape: str, steps: int) -> list[float]:
     with tempfile.TemporaryDirectory() as folder, Reward(stage.reward) as reward:
         recorder = Recorder(RunDir.create(folder), trackers=["jsonl"], show=False)
         recorder.begin("rlvr", total=steps + WARM)
-        rollout = build_rollout(stage, policy)
-        rollout.params = replace(rollout.params, ignore_eos=True)
-        parts, _ = build_rlvr(stage, policy, reward, rollout)
+        parts, _ = build_rlvr(stage, policy, reward)
+        parts.rollout.params = replace(parts.rollout.params, ignore_eos=True)
         loader = Loader(stage.data, policy.family, 0)
         last = time.perf_counter()
         for step, prompts in zip(range(1, steps + WARM + 1), loader, strict=False):
@@ -297,7 +296,10 @@ def _trl_processor(shape: str, tokenizer: Any, image_processor: Any) -> Any:
 def _child(arguments: argparse.Namespace) -> None:
     import torch
 
+    from rlvlm.engines.host_memory import keep_freed_memory
+
     torch.set_num_threads(THREADS)
+    keep_freed_memory()  # ours does this by itself; TRL gets the same
     ours, theirs = SHAPES[arguments.shape].steps
     sides: dict[str, Callable[[], list[float]]] = {
         "ours": lambda: _ours(arguments.shape, ours),

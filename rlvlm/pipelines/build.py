@@ -13,7 +13,7 @@ from rlvlm.engines.train.base import TRAIN_ENGINES, TrainEngine
 from rlvlm.errors import ConfigError, nearest
 from rlvlm.pipelines.config import Stage
 from rlvlm.pipelines.gates import VisionGate
-from rlvlm.pipelines.planner import Passes, plan_passes
+from rlvlm.pipelines.planner import plan_passes
 from rlvlm.pipelines.rlvr import RLVR
 from rlvlm.roles.actor import Actor
 from rlvlm.roles.reference import Reference
@@ -35,29 +35,28 @@ def build_engine(stage: Stage, policy: Policy, *, steps: int | None) -> TrainEng
     return engine
 
 
-def build_rollout(stage: Stage, policy: Policy) -> Rollout:
-    """The rollout of a stage, on an engine that shares the policy's module where the engine can."""
-    return Rollout(
-        build_inference_engine(stage.inference_engine, policy=policy, shared=True), stage.rollout, seed=stage.run.seed
-    )
+def build_rollout(stage: Stage, policy: Policy, engine: TrainEngine) -> Rollout:
+    """The rollout of a stage, on an engine that shares the policy's module where it can and computes as the trainer does."""
+    inference = build_inference_engine(stage.inference_engine, policy=policy, shared=True, autocast=engine.autocast)
+    return Rollout(inference, stage.rollout, seed=stage.run.seed)
 
 
-def build_rlvr(stage: Stage, policy: Policy, reward: Reward, rollout: Rollout) -> tuple[RLVR, TrainEngine]:
-    """Actor, reference, algorithm and the plan of passes around a policy; returns also the actor's engine."""
+def build_rlvr(stage: Stage, policy: Policy, reward: Reward) -> tuple[RLVR, TrainEngine]:
+    """All parts of an RL stage around a policy, with the plan of passes; returns also the actor's engine."""
     algorithm = Algorithm(stage.algorithm)
     per_batch = stage.actor.epochs * stage.actor.mini_batches
-    reference_policy = None if policy.has_adapters else copy.deepcopy(policy)
-    engine = build_engine(stage, policy, steps=stage.run.steps * per_batch)
     passes = plan_passes(
         algorithm.needs,
         algorithm.reads_before_update,
         optimizer_steps=per_batch,
-        dropout_active=engine.dropout_active,
+        dropout_active=policy.dropout_active,
     )
+    frozen = copy.deepcopy(policy) if passes.ref_logp and not policy.has_adapters else None
+    engine = build_engine(stage, policy, steps=stage.run.steps * per_batch)
     actor = Actor(engine, algorithm, stage.actor, prox_from_logp=passes.prox_from_logp, seed=stage.run.seed)
     gate = VisionGate(engine, stage.run.gates, stage.actor.token_budget)
-    reference = _reference(stage, passes, engine, reference_policy)
-    return RLVR(rollout, reward, actor, reference, algorithm, passes, gate), engine
+    reference = _reference(stage, engine, frozen) if passes.ref_logp else None
+    return RLVR(build_rollout(stage, policy, engine), reward, actor, reference, algorithm, passes, gate), engine
 
 
 def eval_loader(stage: Stage, policy: Policy) -> Loader | None:
@@ -79,9 +78,8 @@ def accuracy_rule(stage: Stage) -> str:
     return rule
 
 
-def _reference(stage: Stage, passes: Passes, engine: TrainEngine, policy: Policy | None) -> Reference | None:
-    if not passes.ref_logp:
-        return None
-    if policy is None:  # the adapter starts at zero and nothing else trains: switched off, it is the reference
+def _reference(stage: Stage, engine: TrainEngine, frozen: Policy | None) -> Reference:
+    """A frozen copy of the policy; or, where an adapter trains that started at zero, the policy with its adapter off."""
+    if frozen is None:
         return Reference(engine, stage.actor.token_budget, adapter_off=True)
-    return Reference(build_engine(stage, policy, steps=None), stage.actor.token_budget)
+    return Reference(build_engine(stage, frozen, steps=None), stage.actor.token_budget)

@@ -62,5 +62,7 @@ class Checkpoints:
         try:
             state: dict[str, Any] = torch.load(newest / STATE, weights_only=True)
         except (RuntimeError, EOFError, OSError, pickle.UnpicklingError) as error:
-            raise DataError(f"checkpoint state '{newest / STATE}' is damaged ({type(error).__name__}); delete that folder.") from error
+            raise DataError(
+                f"checkpoint state '{newest / STATE}' is damaged ({type(error).__name__}); delete that folder."
+            ) from error
         return state

@@ -113,9 +113,8 @@ class Examiner:
 def rlvr(stage: Stage, policy: Policy, context: StageContext) -> StageResult:
     """Reinforcement learning with verifiable rewards."""
     with Reward(stage.reward) as reward:
-        rollout = build_rollout(stage, policy)
-        examiner = Examiner(stage, policy, rollout, reward)
-        parts, engine = build_rlvr(stage, policy, reward, rollout)
+        parts, engine = build_rlvr(stage, policy, reward)
+        examiner = Examiner(stage, policy, parts.rollout, reward)
         loader = Loader(stage.data, policy.family, stage.run.seed)
         loop = _loop(stage, context, engine, parts, examiner)
         result = StageResult(details={"passes": parts.passes.reasons})
@@ -137,7 +136,7 @@ def sft(stage: Stage, policy: Policy, context: StageContext) -> StageResult:
     parts = SFT(engine, stage.actor.token_budget)
     loader = supervised_loader(stage.data, policy.family, stage.run.seed)
     with Reward(stage.reward) as reward:
-        examiner = Examiner(stage, policy, build_rollout(stage, policy), reward) if stage.reward.rules else None
+        examiner = Examiner(stage, policy, build_rollout(stage, policy, engine), reward) if stage.reward.rules else None
         loop = _loop(stage, context, engine, parts, examiner)
         loop.resume(loader)
         result = StageResult()

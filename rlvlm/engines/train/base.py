@@ -35,6 +35,9 @@ class TrainEngine(Protocol):
     device: torch.device
     """Where outputs and gradients are."""
 
+    autocast: torch.dtype | None
+    """The dtype that forwards compute in under autocast; ``None`` is the weights' own. Inference engines take the same."""
+
     @property
     def policy(self) -> Policy:
         """The policy under whatever wraps it."""

@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from rlvlm.batch import Batch
+from rlvlm.engines.host_memory import keep_freed_memory
 from rlvlm.engines.train.base import register_train_engine
 from rlvlm.engines.train.batching import MicroBatch, micro_batches
 from rlvlm.engines.train.config import OptimizerConfig
@@ -42,7 +43,7 @@ class LocalEngine:
     def __init__(self, device: str = "auto", precision: Literal["weights", "bfloat16"] = "weights") -> None:
         found = "cuda" if torch.cuda.is_available() else "cpu"
         self.device = torch.device(found if device == "auto" else device)
-        self.precision = precision
+        self.autocast = torch.bfloat16 if precision == "bfloat16" else None
         self.steps = 0
         self._policy: Policy | None = None
         self._optimizer: torch.optim.AdamW | None = None
@@ -51,6 +52,8 @@ class LocalEngine:
 
     def prepare(self, policy: Policy, optimizer: OptimizerConfig | None, total_steps: int) -> None:
         """Places the policy and then builds the optimiser on its parameters; ``None`` makes the engine inference only."""
+        if self.device.type == "cpu":
+            keep_freed_memory()
         self._policy = policy.to(self.device)
         self._total_steps = total_steps
         if optimizer is not None:
@@ -78,7 +81,7 @@ class LocalEngine:
     def forward(self, batch: Batch, *, grad: bool) -> TokenOutputs:
         """Log-probs and entropy of one micro-batch, on the engine's device."""
         rows = self.policy.layout(batch).to(self.device)
-        with torch.set_grad_enabled(grad), self._autocast():
+        with torch.set_grad_enabled(grad), self._precision():
             return self.policy(rows)
 
     def backward(self, loss: Tensor) -> None:
@@ -145,10 +148,10 @@ class LocalEngine:
         """The number of optimiser steps taken."""
         return {"steps": self.steps}
 
-    def _autocast(self) -> contextlib.AbstractContextManager[Any]:
-        if self.precision == "weights":
+    def _precision(self) -> contextlib.AbstractContextManager[Any]:
+        if self.autocast is None:
             return contextlib.nullcontext()
-        return torch.autocast(self.device.type, dtype=torch.bfloat16)
+        return torch.autocast(self.device.type, dtype=self.autocast)
 
     def _move(self, device: torch.device) -> None:
         self.policy.to(device)
