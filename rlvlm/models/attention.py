@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -16,6 +17,8 @@ from rlvlm.errors import EngineError
 
 ATTENTION = "rlvlm"
 """The name of the attention implementation that models are loaded with."""
+
+_FEW_SCORES = 1_048_576  # as many may stand in memory at once, for each layer
 
 
 class AttentionLayout(Protocol):
@@ -60,13 +63,31 @@ def grouped_sdpa(
     """Attention of [S, Hq, Tq, D] to [S, Hk, Tk, D] where each key head serves Hq / Hk query heads; returns [S, Tq, Hq, D].
 
     Args:
-        mask: bool, true where a query may look, broadcast to [S, Hq, Tq, Tk].
+        mask: [S or 1, 1, Tq, Tk] bool, true where a query may look.
         causal: query t sees keys up to t (top-left aligned); for as many queries as keys.
     """
+    grouped = query.shape[1] != key.shape[1]
+    if mask is not None:
+        if query.shape[:3].numel() * key.shape[2] <= _FEW_SCORES:
+            return _plain_attention(query, key, value, scaling, mask).transpose(1, 2)
+        if grouped and query.is_cuda:  # the fast kernels take a mask or grouped heads, not both
+            key, value = (states.repeat_interleave(query.shape[1] // key.shape[1], 1) for states in (key, value))
+            grouped = False
     out = F.scaled_dot_product_attention(
-        query, key, value, attn_mask=mask, is_causal=causal, scale=scaling, enable_gqa=query.shape[1] != key.shape[1]
+        query, key, value, attn_mask=mask, is_causal=causal, scale=scaling, enable_gqa=grouped
     )
     return out.transpose(1, 2)
+
+
+def _plain_attention(query: Tensor, key: Tensor, value: Tensor, scaling: float, mask: Tensor) -> Tensor:
+    """The same by products and a softmax, which is quicker for many short queries; query heads of a key head stand in one block."""
+    segments, heads, length, size = query.shape
+    each = heads // key.shape[1]
+    block = (query * scaling).reshape(segments, key.shape[1], each * length, size)
+    scores = (block @ key.transpose(-1, -2)).view(segments, -1, each, length, key.shape[2])
+    scores = scores + torch.where(mask[:, :, None], 0.0, -torch.inf).to(scores.dtype)
+    weights = scores.softmax(-1, dtype=torch.float32).to(value.dtype)
+    return (weights.flatten(2, 3) @ value).view(query.shape)
 
 
 def register_attention() -> None:

@@ -55,6 +55,7 @@ class SegmentLayout:
 
     Attributes:
         stem_of: [branches] the stem that each goes on from.
+        each: branches of a stem, where all have equally many, side by side in the order of the stems; 0 where they don't.
         mask: [branches or 1, 1, length, stem length + length] bool: what each token of a branch may see.
         order: [T] place of each token of the row in the blocks, joined; ``None`` when they are in order.
     """
@@ -62,6 +63,7 @@ class SegmentLayout:
     stems: Segments
     branches: Segments | None = None
     stem_of: Tensor | None = None
+    each: int = 0
     mask: Tensor | None = None
     order: Tensor | None = None
 
@@ -72,19 +74,18 @@ class SegmentLayout:
         blocks = [grouped_sdpa(stem_query, stems[0], stems[1], scaling, causal=True).flatten(0, 1)]
         if self.branches is not None:
             own_query, *own = [self.branches.take(row) for row in rows]
-            keys, values = (
-                torch.cat((self._stems_of_branches(stem), mine), 2) for stem, mine in zip(stems, own, strict=True)
-            )
+            keys, values = (self._continue(stem, mine) for stem, mine in zip(stems, own, strict=True))
             blocks.append(grouped_sdpa(own_query, keys, values, scaling, mask=self.mask).flatten(0, 1))
         joined = torch.cat(blocks) if len(blocks) > 1 else blocks[0]
         return (joined if self.order is None else joined.index_select(0, self.order))[None]
 
-    def _stems_of_branches(self, stems: Tensor) -> Tensor:
-        assert self.branches is not None
+    def _continue(self, stems: Tensor, own: Tensor) -> Tensor:
+        """[branches, H, stem length + length, D]: of each branch, its stem and itself."""
+        if self.each:  # a broadcast, whose gradient is a plain sum
+            spread = stems[:, None].expand(-1, self.each, -1, -1, -1)
+            return torch.cat((spread, own.unflatten(0, (-1, self.each))), 3).flatten(0, 1)
         assert self.stem_of is not None
-        if self.stems.count == 1:
-            return stems.expand(self.branches.count, -1, -1, -1)
-        return stems.index_select(0, self.stem_of)
+        return torch.cat((stems.index_select(0, self.stem_of), own), 2)
 
 
 def segment_layout(stem_lengths: Tensor, branch_lengths: Tensor, stem_of: Tensor) -> SegmentLayout:
@@ -97,8 +98,10 @@ def segment_layout(stem_lengths: Tensor, branch_lengths: Tensor, stem_of: Tensor
     branches = Segments.of(branch_lengths, int(stem_lengths.sum()))
     places.append(_places(branch_lengths, branches, stems.count * stems.length))
     order = torch.cat(places) if filled or branches.index is not None else None
+    each = len(branch_lengths) // len(stem_lengths)
+    alike = torch.arange(len(stem_lengths), device=stem_of.device).repeat_interleave(each)
     mask = branch_mask(stem_lengths[stem_of], stems.length, branches.length)
-    return SegmentLayout(stems, branches, stem_of, mask, order)
+    return SegmentLayout(stems, branches, stem_of, each if torch.equal(alike, stem_of) else 0, mask, order)
 
 
 def branch_mask(stem_lengths: Tensor, stem_length: int, length: int) -> Tensor:
