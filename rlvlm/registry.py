@@ -154,6 +154,9 @@ class Registry:
                     f"{self.kind} '{name}' declares '{trait}', which is no trait of its kind{nearest(trait, self._traits)}."
                 )
 
+        if override:
+            self._load_builtins()  # else the built-in part of this name would come later and find it taken
+
         def decorate(target: Target) -> Target:
             taken = self._entries.get(name)
             same_again = taken is not None and _origin(taken.target) == _origin(target)  # a module loaded twice
@@ -189,10 +192,7 @@ class Registry:
         name, options = split_node(self.kind, node)
         entry = self.get(name)
         self._check_reads(entry)
-        checked = _check_options(entry, options)
-        if entry.is_class:
-            return Part(entry, checked, entry.target(**checked))
-        return Part(entry, checked, _bind(entry.target, checked))
+        return _make(entry, options)
 
     def describe(self) -> list[tuple[str, str]]:
         """``(name, one-line doc)`` of every part, for listings."""
@@ -228,6 +228,18 @@ class Registry:
             ) from error
         if name not in self._entries:  # loading the module may have run the decorator itself
             self.register(name)(target)
+
+
+def unregistered(
+    kind: str, name: str, target: Callable[..., Any], options: Mapping[str, Any], traits: Mapping[str, Any]
+) -> Part:
+    """Makes a part of a function or class that is in no registry, with the same checks; raises ``RegistryError``."""
+    return _make(_read_signature(kind, name, target, dict(traits)), options)
+
+
+def _make(entry: Entry, options: Mapping[str, Any]) -> Part:
+    checked = _check_options(entry, options)
+    return Part(entry, checked, entry.target(**checked) if entry.is_class else _bind(entry.target, checked))
 
 
 def split_node(kind: str, node: str | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:

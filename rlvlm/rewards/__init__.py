@@ -9,6 +9,8 @@ __getattr__, __dir__, __all__ = attach(
         "register_reward": "rlvlm.rewards.rule",
         "RewardConfig": "rlvlm.rewards.config",
         "Runner": "rlvlm.rewards.runner",
+        "CheckReport": "rlvlm.rewards.check",
+        "check_reward": "rlvlm.rewards.check",
         "score": "rlvlm.rewards.api",
         "score_detail": "rlvlm.rewards.api",
     },

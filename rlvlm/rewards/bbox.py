@@ -124,10 +124,10 @@ def point(
     if space != pred_space:
         sizes = {"pixel": image_size, "resized": resized_size}
         points = to_unit(found, pred_space, sizes) / to_unit([(1.0, 1.0)], space, sizes)  # in the gold's units
-    hits: np.ndarray
     if are_boxes:
         edges = corners(targets, gold_format)
-        hits = ((points[:, None] >= edges[None, :, :2]) & (points[:, None] <= edges[None, :, 2:])).all(axis=2)
+        inside = (points[:, None] >= edges[None, :, :2]) & (points[:, None] <= edges[None, :, 2:])
+        hits = np.asarray(inside.all(axis=2))
     else:
         with np.errstate(over="ignore"):
             hits = np.asarray(np.linalg.norm(points[:, None] - targets[None], axis=2) <= radius)

@@ -42,6 +42,7 @@ class Rule:
         node: the name and options that it was built from; with it a worker process builds the same rule.
         part: the built part; ``None`` where a column picks one of ``choices``.
         gate: the label of a rule whose score must be at least ``GATE_HOLDS``, else this one scores 0 without being run.
+        in_process: never in the pool, since another process could not find the function.
         by: the record column that picks a rule, and ``choices``, the rule for each of its values; ``default`` for others.
     """
 
@@ -51,6 +52,7 @@ class Rule:
     node: dict[str, Any]
     part: Part | None
     gate: str | None = None
+    in_process: bool = False
     by: str | None = None
     choices: dict[str, Rule] = field(default_factory=dict)
     default: Rule | None = None
@@ -151,9 +153,9 @@ def _choice(
         {},
         None,
         gate,
-        str(settings["by"]),
-        choices,
-        None if default is None else _chosen(label, default, timeout),
+        by=str(settings["by"]),
+        choices=choices,
+        default=None if default is None else _chosen(label, default, timeout),
     )
 
 

@@ -10,6 +10,7 @@ from rlvlm.registry import Registry
 
 INJECTED: dict[str, str] = {
     "completion": "the completion as text, whole",
+    "record": "the record, with all its columns",
     "answer_text": "the answer, found outside thinking; '' when there is none or several differ",
     "candidates": "the marked answers outside thinking, each once",
     "n_candidates": "how many there are",
@@ -31,13 +32,8 @@ DERIVED: dict[str, str] = {
 
 _RULES = "format number multiple_choice boolean string bbox math ocr html svg code repetition length clip vqa judge reward_model"
 
-REWARDS = Registry(
-    "reward",
-    "rewards",
-    builtins=tuple(f"rlvlm.rewards.{module}" for module in _RULES.split()),
-    traits={"batched": False, "isolated": None, "imports": (), "range": (0.0, 1.0), "example": None},
-)
-"""Traits of a rule:
+TRAITS = {"batched": False, "isolated": None, "imports": (), "range": (0.0, 1.0), "example": None}
+"""Traits of a rule and their defaults:
 
 - ``batched``: it takes columns and gives a list; a ``RewardError`` in place of a score fails that row alone.
 - ``isolated``: it runs in the pool of processes (``True``) or in this process (``False``); ``None`` means the pool for a
@@ -45,5 +41,9 @@ REWARDS = Registry(
 - ``imports``: modules of the extra ``rewards`` that it needs; their absence is told before a run.
 - ``range``: of its scores. ``example``: for the documentation.
 """
+
+REWARDS = Registry(
+    "reward", "rewards", builtins=[f"rlvlm.rewards.{module}" for module in _RULES.split()], traits=TRAITS
+)
 
 register_reward = REWARDS.register

@@ -48,10 +48,11 @@ class Runner:
     Args:
         config: rules, limits, workers.
         pool: processes to share with other runners; without one it starts its own when a rule needs them.
+        rules: rules that are built already, instead of those of the config.
     """
 
-    def __init__(self, config: RewardConfig, pool: Pool | None = None) -> None:
-        self.config, self.rules = config, build_rules(config)
+    def __init__(self, config: RewardConfig, pool: Pool | None = None, rules: Sequence[Rule] | None = None) -> None:
+        self.config, self.rules = config, list(rules) if rules is not None else build_rules(config)
         self._pool, self._own_pool = pool, pool is None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._recent: deque[bool] = deque(maxlen=ERROR_WINDOW)
@@ -179,11 +180,11 @@ def place_of(rule: Rule) -> Literal["inline", "pool", "loop", "thread"]:
     """Where a rule runs: in this thread, in the pool of processes, on the event loop, or in a thread with a deadline."""
     assert rule.part is not None
     isolated, entry = rule.part.traits["isolated"], rule.part.entry
-    if isolated is not None:
+    if isolated is not None and not rule.in_process:
         return "pool" if isolated else "inline"
     if is_async(entry.target):
         return "loop"
-    importable = entry.target.__module__ != "__main__" and "<" not in entry.target.__qualname__
+    importable = not rule.in_process and entry.target.__module__ != "__main__" and "<" not in entry.target.__qualname__
     return "thread" if entry.is_class or rule.part.traits["batched"] or not importable else "pool"
 
 

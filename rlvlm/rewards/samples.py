@@ -52,7 +52,7 @@ class Samples:
             )
         self.completions, self.records = completions, records
         self._prefilled, self._unmarked = think_prefilled, unmarked
-        self._columns: dict[str, Sequence[Any]] = {"completion": completions}
+        self._columns: dict[str, Sequence[Any]] = {"completion": completions, "record": records}
         self._given = columns or {}
         self._found: list[Extraction] | None = None
         self.incomplete: set[str] = set()

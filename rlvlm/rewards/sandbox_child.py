@@ -48,12 +48,12 @@ def main(fd: int) -> None:
 
 def give_up_rights(job: dict[str, Any]) -> None:
     limit(job)
-    LIBC.prctl(PR_SET_PDEATHSIG, 9, 0, 0, 0)
     sys.path[:] = reachable(sys.path)
     confined = confine_files(job["home"])
     owned = job["uid"] is not None and become(job["uid"])
     if not confined and not owned:
         raise RuntimeError("this kernel has no Landlock and the process is not root, so files can't be protected")
+    check(LIBC.prctl(PR_SET_PDEATHSIG, 9, 0, 0, 0), "PR_SET_PDEATHSIG")  # not before: a new user resets it
     check(LIBC.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0), "PR_SET_DUMPABLE")  # else /proc/self/fd is closed to the new user
     check(LIBC.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "PR_SET_NO_NEW_PRIVS")
     refuse_calls()

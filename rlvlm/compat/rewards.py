@@ -1,0 +1,210 @@
+"""Peers' reward functions, unchanged: ``style: verl``, ``easyr1`` (RLLaVA's too) or ``trl`` in a reward node.
+
+The style is always named and never guessed from a signature::
+
+    reward:
+      rules:
+        mine: {style: verl, path: my_rewards.py, function: compute_score, weight: 1.0}
+
+Keys of the node beside those of :func:`load_reward` are passed on as keyword arguments.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from rlvlm.errors import ConfigError, RewardError, nearest
+from rlvlm.registry import Entry, Part, load_plugins
+
+STYLES = ("verl", "easyr1", "trl")
+_DEFAULT_FUNCTION = {"verl": "compute_score", "easyr1": "compute_score", "trl": None}
+_NODE_KEYS = ("style", "path", "function", "reward_type", "conversational")
+
+
+def load_reward(label: str, node: Mapping[str, Any]) -> Part:
+    """Builds the part that a reward node with a ``style`` names.
+
+    Args:
+        label: of the rule, for messages.
+        node: ``style``, ``path`` (a ``.py`` file or a dotted module), ``function`` (``compute_score`` unless given; needed
+            for ``trl``), ``reward_type`` (``batch`` or ``sequential``, of EasyR1; the module's ``REWARD_TYPE`` unless given),
+            ``conversational`` (of TRL: completions go in as lists of messages), and keyword arguments of the function.
+
+    Raises ``ConfigError`` when the function isn't there or a key is missing.
+    """
+    style = str(node.get("style"))
+    if not isinstance(node.get("path"), str):
+        raise ConfigError(
+            f"reward.rules.{label} with style '{style}' names its function by 'path' (a .py file or a module) and 'function'."
+        )
+    (module,) = load_plugins([node["path"]])
+    name = node.get("function") or _DEFAULT_FUNCTION.get(style)
+    if not name:
+        raise ConfigError(
+            f"reward.rules.{label} with style '{style}' needs 'function', the name of the function in '{node['path']}'."
+        )
+    function = getattr(module, str(name), None)
+    if not callable(function):
+        own = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+        raise ConfigError(
+            f"'{node['path']}' has no function '{name}'{nearest(str(name), own)}, which reward.rules.{label} names."
+        )
+    reward_type = node.get("reward_type") or getattr(module, "REWARD_TYPE", None)
+    arguments = {str(key): value for key, value in node.items() if key not in _NODE_KEYS}
+    messages = bool(node.get("conversational", False))
+    return adapt(function, style, label, reward_type=reward_type, conversational=messages, **arguments)
+
+
+def adapt(
+    function: Callable[..., Any],
+    style: str,
+    label: str = "reward",
+    *,
+    reward_type: str | None = None,
+    conversational: bool = False,
+    **arguments: Any,
+) -> Part:
+    """Makes a reward part of a peer's function.
+
+    Args:
+        style: ``verl``, ``easyr1`` or ``trl``.
+        reward_type: of ``easyr1``: ``batch``, the function takes a list of dicts, or ``sequential``, it takes one.
+        conversational: of ``trl``: completions go in as lists of messages.
+        arguments: keyword arguments that every call gets.
+
+    Raises ``ConfigError`` for another style or reward type.
+    """
+    if style not in STYLES:
+        raise ConfigError(f"a reward's style is one of {', '.join(STYLES)}, got '{style}'{nearest(style, STYLES)}.")
+    if style == "verl":
+        call = _verl_async if inspect.iscoroutinefunction(function) else _verl
+        return _part(
+            label, function, functools.partial(call, function, arguments), ("completion", "record"), (), batched=False
+        )
+    if style == "trl":
+        return _part(
+            label,
+            function,
+            functools.partial(_trl, function, arguments, conversational),
+            ("completion", "record"),
+            (),
+            batched=True,
+        )
+    if reward_type not in ("batch", "sequential"):
+        raise ConfigError(
+            f"reward '{label}' of style easyr1 needs 'reward_type: batch' or 'reward_type: sequential', "
+            f"or REWARD_TYPE in its module; got {reward_type!r}."
+        )
+    easyr1: Callable[..., Any] = _easyr1_batch if reward_type == "batch" else _easyr1
+    bound = functools.partial(easyr1, function, arguments)
+    return _part(label, function, bound, ("completion", "record"), ("response_length",), batched=reward_type == "batch")
+
+
+def _part(
+    label: str,
+    function: Callable[..., Any],
+    call: Callable[..., Any],
+    needs: tuple[str, ...],
+    optional: tuple[str, ...],
+    batched: bool,
+) -> Part:
+    """One sample at a time runs in the pool; whole batches and coroutines in this process, with a deadline."""
+    isolated = None if batched or inspect.iscoroutinefunction(function) else True
+    traits = {
+        "batched": batched,
+        "isolated": isolated,
+        "imports": (),
+        "range": (float("-inf"), float("inf")),
+        "example": None,
+    }
+    entry = Entry(
+        "reward", label, call if inspect.iscoroutinefunction(function) else function, needs, optional, {}, traits
+    )
+    return Part(entry, {}, call)
+
+
+def _ground_truth(record: Mapping[str, Any]) -> Any:
+    """The gold answer where peers' data keep it: verl's ``reward_model``, a column ``ground_truth``, or ours."""
+    model = record.get("reward_model")
+    if isinstance(model, Mapping) and "ground_truth" in model:
+        return model["ground_truth"]
+    return record["ground_truth"] if "ground_truth" in record else record.get("answer")
+
+
+def _verl_arguments(record: Mapping[str, Any], completion: str) -> dict[str, Any]:
+    return {
+        "data_source": record.get("data_source", record.get("source", "")),
+        "solution_str": completion,
+        "ground_truth": _ground_truth(record),
+        "extra_info": record.get("extra_info") or {},
+    }
+
+
+def _verl(
+    function: Callable[..., Any], arguments: Mapping[str, Any], completion: str, record: Mapping[str, Any]
+) -> Any:
+    return _from_verl(function(**_verl_arguments(record, completion), **arguments))
+
+
+async def _verl_async(
+    function: Callable[..., Any], arguments: Mapping[str, Any], completion: str, record: Mapping[str, Any]
+) -> Any:
+    return _from_verl(await function(**_verl_arguments(record, completion), **arguments))
+
+
+def _from_verl(result: Any) -> Any:
+    """A number, a dict with ``score``, or a list that starts with the score."""
+    if isinstance(result, Mapping):
+        return _scored(result, "score")
+    return result[0] if isinstance(result, (list, tuple)) and result else result
+
+
+def _scored(result: Mapping[str, Any], key: str) -> dict[str, Any]:
+    if key not in result:
+        raise RewardError(f"the peer's reward gave a dict without '{key}', with {list(result)} instead.")
+    return {"score": result[key], "detail": {name: value for name, value in result.items() if name != key}}
+
+
+def _easyr1_input(completion: str, record: Mapping[str, Any], tokens: Any) -> dict[str, Any]:
+    return {"response": completion, "response_length": tokens, "ground_truth": _ground_truth(record)}
+
+
+def _easyr1(
+    function: Callable[..., Any],
+    arguments: Mapping[str, Any],
+    completion: str,
+    record: Mapping[str, Any],
+    response_length: Any = None,
+) -> Any:
+    return _scored(function(_easyr1_input(completion, record, response_length), **arguments), "overall")
+
+
+def _easyr1_batch(
+    function: Callable[..., Any],
+    arguments: Mapping[str, Any],
+    completion: Sequence[str],
+    record: Sequence[Mapping[str, Any]],
+    response_length: Sequence[Any] | None = None,
+) -> list[Any]:
+    tokens = response_length or [None] * len(completion)
+    rows = [_easyr1_input(text, one, count) for text, one, count in zip(completion, record, tokens, strict=True)]
+    return [_scored(result, "overall") for result in function(rows, **arguments)]
+
+
+def _trl(
+    function: Callable[..., Any],
+    arguments: Mapping[str, Any],
+    conversational: bool,
+    completion: Sequence[str],
+    record: Sequence[Mapping[str, Any]],
+) -> list[Any]:
+    """Columns as keyword arguments; ``None`` for a sample that the function leaves out counts 0, as in TRL's sum."""
+    names = dict.fromkeys(name for one in record for name in one)
+    columns = {name: [one.get(name) for one in record] for name in names if name not in arguments}
+    columns.setdefault("prompts", [one.get("problem") for one in record])
+    texts = [[{"role": "assistant", "content": text}] if conversational else text for text in completion]
+    results = function(completions=texts, **columns, **arguments)
+    return [{"score": 0.0, "detail": {"applies": False}} if result is None else result for result in results]
