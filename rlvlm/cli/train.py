@@ -21,7 +21,7 @@ import rlvlm
 from rlvlm.conf.check import check_recipe
 from rlvlm.conf.loader import RecipeLoader
 from rlvlm.conf.problems import RecipeError
-from rlvlm.conf.recipes import find_recipe, load_recipe, recipe_names, to_recipe
+from rlvlm.conf.recipes import find_recipe, recipe_names, to_recipe
 from rlvlm.conf.schema import Recipe
 from rlvlm.conf.stages import resolve_stages
 from rlvlm.errors import ConfigError, RlvlmError, nearest
@@ -127,7 +127,8 @@ def dispatch(hydra: Hydra, name: str, options: argparse.Namespace, parser: argpa
         if options.multirun:
             hydra.multirun(name, task, [*overrides, "hydra.mode=MULTIRUN"])
         else:
-            refuse_problems(load_recipe(options.recipe, overrides))  # before hydra makes the run directory
+            config = hydra.config_loader.load_configuration(name, overrides, RunMode.RUN)
+            refuse_problems(to_recipe(config))  # before hydra makes the run directory
             hydra.run(name, task, overrides)
         return 1 if failures else 0
     return 0
@@ -141,6 +142,7 @@ def make_task(name: str, failures: list[str]) -> Callable[[DictConfig], float | 
         run_dir = Path(job.runtime.output_dir)
         if job.mode == RunMode.MULTIRUN:
             print(f"job {job.job.num}: {shlex.join(job.overrides.task)}")
+        print(f"run directory: {run_dir}", file=sys.stderr)
         try:
             recipe = to_recipe(config)
             refuse_problems(recipe)
@@ -150,6 +152,9 @@ def make_task(name: str, failures: list[str]) -> Callable[[DictConfig], float | 
             failures.append(str(error))
             mark_stopped(run_dir, str(error))
             return None
+        except BaseException as error:  # an interrupt, or a fault that deserves its traceback
+            mark_stopped(run_dir, f"{type(error).__name__} {error}".strip())
+            raise
         print(closing_lines(summary, run_dir))
         after = summary.get("accuracy_after")
         return None if after is None else float(after)

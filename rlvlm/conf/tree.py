@@ -108,7 +108,7 @@ def build(cls: type, tree: Mapping[str, Any], problems: list[str], path: str = "
         if below is not None and value is not None:
             values[name] = build(below, value, problems, f"{path}{name}.")
         else:
-            values[name] = float(value) if annotation is float and isinstance(value, int) else value
+            values[name] = convert(value, annotation)
     try:
         return cls(**values)
     except RlvlmError as error:
@@ -148,7 +148,23 @@ def fits(value: Any, annotation: Any) -> bool:
         return isinstance(value, Mapping) and all(_is_open(one) or fits(one, entry) for one in value.values())
     if annotation is bool or isinstance(value, bool):
         return annotation is bool and isinstance(value, bool)
-    return isinstance(value, (int, float) if annotation is float else annotation)
+    wider = {float: (int, float), str: (int, str)}  # a run may be called 7, and a rate be 1
+    return isinstance(value, wider.get(annotation, annotation))
+
+
+def convert(value: Any, annotation: Any) -> Any:
+    """A value that fits, as the annotation has it: whole numbers become numbers or text where those are asked for."""
+    if isinstance(value, int) and not isinstance(value, bool) and not fits_exactly(value, annotation):
+        choices = typing.get_args(annotation) if _is_union(annotation) else (annotation,)
+        return next((kind(value) for kind in (float, str) if kind in choices), value)
+    if isinstance(value, list) and typing.get_origin(annotation) is list:
+        return [convert(one, typing.get_args(annotation)[0]) for one in value]
+    return value
+
+
+def fits_exactly(value: int, annotation: Any) -> bool:
+    """Whether a whole number is asked for as one."""
+    return annotation in (int, Any) or (_is_union(annotation) and int in typing.get_args(annotation))
 
 
 def spell(annotation: Any) -> str:

@@ -153,3 +153,23 @@ def test_a_recipe_of_ones_own_runs_by_its_path_and_inherits(tmp_path, monkeypatc
     run = only_run(tmp_path / "runs")
     assert run.name.startswith("mine-")
     assert load_recipe(run / "config.yaml").algorithm.policy_loss == {"name": "gspo"}
+
+
+def test_another_folder_of_configs_can_be_named(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "more" / "model").mkdir(parents=True)
+    Path("more/model/mine.yaml").write_text("# @package model\npath: /models/mine\ndtype: bfloat16\n")
+    assert main(["train", "clevr_count", "--config-dir", "more", "model=mine", "--cfg", "job", "-p", "model"]) == 0
+    assert "path: /models/mine" in capsys.readouterr().out
+
+
+def test_an_interrupted_run_says_so_in_its_summary(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("breaking.py").write_text(
+        "from rlvlm.tracking import register_tracker\n"
+        "@register_tracker('train_test_interrupt')\n"
+        "def interrupt(step: int) -> None:\n    raise KeyboardInterrupt\n"
+    )
+    own = ["plugins=[breaking.py]", "run.trackers=[jsonl,train_test_interrupt]"]
+    assert main(["train", "quickstart", *SMALL, *own, "hydra.run.dir=here"]) == 130
+    assert json.loads(Path("here/summary.json").read_text())["status"] == "stopped: KeyboardInterrupt"

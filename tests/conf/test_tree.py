@@ -9,7 +9,18 @@ import pytest
 from omegaconf import OmegaConf
 
 from rlvlm.conf.schema import PARTS, SOURCES, WEIGHTED, Recipe
-from rlvlm.conf.tree import build, find_problems, fits, known_paths, leaves, missing_keys, spell, strip_unknown, suggest
+from rlvlm.conf.tree import (
+    build,
+    convert,
+    find_problems,
+    fits,
+    known_paths,
+    leaves,
+    missing_keys,
+    spell,
+    strip_unknown,
+    suggest,
+)
 from rlvlm.errors import ConfigError
 
 
@@ -40,13 +51,13 @@ def test_known_paths_and_leaves_list_the_whole_tree():
 
 
 def test_every_wrong_key_and_value_is_found_at_once():
-    tree = {"stesp": 1, "steps": True, "inner": {"lrr": 1, "names": ["a", 3], "kind": "c"}, "maybe": 3, "node": [1]}
+    tree = {"stesp": 1, "steps": True, "inner": {"lrr": 1, "names": ["a", [3]], "kind": "c"}, "maybe": 3, "node": [1]}
     problems = find_problems(tree, Outer)
     assert len(problems) == 6
     assert problems[0] == "the key 'stesp' does not exist (did you mean 'steps'?)"
     assert problems[1] == "the key 'steps' takes a whole number, got True"
     assert problems[2] == "the key 'inner.lrr' does not exist (did you mean 'inner.lr'?)"
-    assert "takes a list ([text, …]), got ['a', 3]" in problems[3]
+    assert "takes a list ([text, …]), got ['a', [3]]" in problems[3]
     assert problems[4] == "the key 'inner.kind' takes one of a, b, got 'c'"
     assert problems[5] == "the key 'maybe' is a group of keys (lr, names, kind), got 3"
 
@@ -93,13 +104,27 @@ def test_build_makes_dataclasses_and_gathers_what_they_refuse():
 @pytest.mark.parametrize(
     ("value", "annotation", "good"),
     [
-        (1, float, True), (1.5, int, False), (True, int, False), (True, float, False), (1, bool, False), ("1", int, False),
+        (1, float, True), (1.5, int, False), (True, int, False), (True, float, False), (1, bool, False), ("1", int, False), (7, str, True),
+        (7.5, str, False),
         (None, int | None, True), (None, int, False), ([1, 2.5], list[float], True), ("ab", list[str], False),
         ({"a": 1}, dict[str, float], True), ({"a": "x"}, dict[str, float], False), (object(), Any, True), ("a", Literal["a"], True),
     ],
 )  # fmt: skip
 def test_fits(value, annotation, good):
     assert fits(value, annotation) is good
+
+
+@pytest.mark.parametrize(
+    ("value", "annotation", "converted"),
+    [
+        (1, float, 1.0), (1, int | None, 1), (7, str | None, "7"), ([1, 2], list[float], [1.0, 2.0]),
+        (True, bool, True), (3, Any, 3), (1, float | None, 1.0),
+    ],
+)  # fmt: skip
+def test_convert(value, annotation, converted):
+    made = convert(value, annotation)
+    assert made == converted
+    assert repr(made) == repr(converted)
 
 
 def test_annotations_are_spelled_in_words():
