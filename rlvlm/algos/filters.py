@@ -55,7 +55,7 @@ def mean_window(
     check_window("mean_window", low, high)
     chosen = _chosen(of, rewards, scores, scores_by_rule)
     groups = group(chosen, group_ids)
-    mean = (groups.minimum + groups.mean_shifted).to(chosen.dtype)  # in which a mean at a bound equals the bound
+    mean = (groups.minimum + groups.mean_shifted).to(torch.promote_types(chosen.dtype, torch.float32))
     return ((mean > low) & (mean < high) & (groups.size > 0))[groups.index]
 
 
