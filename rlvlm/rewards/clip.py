@@ -11,6 +11,11 @@ from rlvlm.rewards.models import LoadOnce, batches, check_path, load_pretrained
 from rlvlm.rewards.pictures import decode, distinct, first_handle
 from rlvlm.rewards.rule import register_reward
 
+_EXAMPLE = {
+    "completion": "<answer>two dogs on a beach</answer>",
+    "record": {"images": ["beach.jpg"]},
+    "options": {"path": "openai/clip-vit-base-patch32"},
+}
 _ENCODERS: dict[tuple[str, str | None], LoadOnce] = {}
 """Encoders by path and device: both rules share one model."""
 
@@ -110,7 +115,7 @@ class _Clip:
             )
 
 
-@register_reward("clip_similarity", batched=True)
+@register_reward("clip_similarity", batched=True, example=_EXAMPLE)
 class ClipSimilarity:
     """Cosine between picture and answer under a CLIP-like model, negative ones as 0.
 
@@ -133,7 +138,7 @@ class ClipSimilarity:
         return found.put((found.pictures[found.picture_of] * found.answers).sum(-1).clamp(0.0, 1.0))
 
 
-@register_reward("clip_retrieval", batched=True)
+@register_reward("clip_retrieval", batched=True, example=_EXAMPLE)
 class ClipRetrieval:
     """Mean of P(picture | answer) and P(answer | picture) within the batch, under a CLIP-like model.
 

@@ -34,7 +34,7 @@ class RewardConfig:
     scale: float = 1.0
     bias: float = 0.0
     max_error_rate: float = 0.02
-    timeout: float = 10.0
+    timeout: float = 8.0
     workers: int | None = None
     memory_mb: int = 1024
     unmarked: str = "bare"

@@ -186,12 +186,10 @@ def strip_fence(text: str) -> str:
     """The content of a code fence when the text is one fenced block and nothing else; otherwise the text."""
     if not text.startswith(("```", "~~~")):
         return text
-    blocks = fenced_blocks(text)
-    if len(blocks) != 1:
+    fences = list(_FENCE.finditer(text))
+    if len(fences) != 2 or fences[1].group(2) or text[fences[1].end() :].strip():
         return text
-    lines = text.rstrip().count("\n") + 1
-    inner = blocks[0][1]
-    return inner.strip() if inner.count("\n") + 3 >= lines else text
+    return text[fences[0].end() : fences[1].start()].strip()
 
 
 def fenced_blocks(text: str) -> list[tuple[str, str]]:

@@ -37,7 +37,16 @@ _AGAIN = {408, 409, 425, 429, 500, 502, 503, 504, 529}
 _FIRST_WAIT, _LONGEST_WAIT = 0.5, 30.0
 
 
-@register_reward("llm_judge", batched=True, imports=("httpx",))
+@register_reward(
+    "llm_judge",
+    batched=True,
+    imports=("httpx",),
+    example={
+        "completion": "<answer>a pair of dogs</answer>",
+        "answer": "two dogs",
+        "options": {"base_url": "http://localhost:8000/v1", "model": "Qwen/Qwen3-8B"},
+    },
+)
 class LlmJudge:
     """The score that a judging model gives, brought to 0..1.
 

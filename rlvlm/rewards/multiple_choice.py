@@ -29,7 +29,7 @@ _ITEM = re.compile(r"(?<![A-Za-z0-9])(?:\(([A-Z])\)|([A-Z])[.):])(?=\s|$)")
 _JOINED = re.compile(
     r"(?:\bor\b|\band\b|[,/&+、]|或|和)\s*" + _OPEN + r"([A-Z])" + _CLOSE + r"(?=$|[\s.,;:!/&])", re.IGNORECASE
 )
-_LETTER = re.compile(r"(?<![A-Za-z0-9'])([A-Z])(?![A-Za-z0-9'])")
+_LETTER = re.compile(r"(?<![A-Za-z0-9'])([A-Z])(?![A-Za-z0-9']|-[A-Za-z])")
 _ARTICLE = re.compile(r"(?<![A-Za-z0-9'])[AI]\s+(?!(?:and|or|nor|is|was|seems|because|since|as)\b)[a-zA-Z]")
 _LIST = re.compile(r"[\s(\[{]*[A-Z](?:\s*(?:,|/|&|\+|;|、|and|or|\s)\s*[A-Z])*[\s)\]}.]*")
 _GOLD_FILLER = re.compile(r"[\s,;/&()\[\]'\".]|\band\b")

@@ -9,7 +9,16 @@ from rlvlm.rewards.models import LoadOnce, batches, check_path, load_pretrained
 from rlvlm.rewards.rule import register_reward
 
 
-@register_reward("reward_model", batched=True, range=(float("-inf"), float("inf")))
+@register_reward(
+    "reward_model",
+    batched=True,
+    range=(float("-inf"), float("inf")),
+    example={
+        "completion": "Two dogs.",
+        "record": {"problem": "What is on the beach?"},
+        "options": {"path": "my-reward-model", "squash": "sigmoid"},
+    },
+)
 class RewardModel:
     """The rating that a sequence-classification model gives to a problem and its completion.
 

@@ -13,7 +13,15 @@ from rlvlm.rewards.rule import register_reward
 QUESTION = "Does this picture show the following? {text}\nAnswer yes or no."
 
 
-@register_reward("vqa_consistency", batched=True)
+@register_reward(
+    "vqa_consistency",
+    batched=True,
+    example={
+        "completion": "<answer>two dogs on a beach</answer>",
+        "record": {"images": ["beach.jpg"]},
+        "options": {"path": "llava-hf/llava-1.5-7b-hf"},
+    },
+)
 class VqaConsistency:
     """P(yes) / (P(yes) + P(no)) of a vision-language model that is asked whether the picture shows the answer.
 
