@@ -56,6 +56,7 @@ class Policy(nn.Module):
                 "this model's head has a bias, which the chunked head does not add; use a model without one."
             )
         register_attention()
+        family.prepare(model)
         model.set_attn_implementation(ATTENTION)
         self._costs = Costs.of(model.named_parameters(), family.parameter_part, model.config.get_text_config())
         self._dropout = _has_dropout(model)
