@@ -15,6 +15,7 @@ from rlvlm.conf.recipes import find_recipe, to_tree, tree_problems
 from rlvlm.conf.schema import Recipe
 from rlvlm.conf.stages import build_stages
 from rlvlm.conf.tree import build, strip_unknown
+from rlvlm.data.config import SourceConfig
 from rlvlm.errors import RlvlmError, nearest
 from rlvlm.pipelines.config import Stage
 from rlvlm.registry import Registry, load_plugins
@@ -205,21 +206,44 @@ def _check_records(stage: Stage, split: str, found: Findings) -> None:
     from rlvlm.rewards.samples import check_columns
 
     for source in found.attempt(read_sources, getattr(stage.data, split), f"data.{split}") or []:
+        if not _check_source(source, f"data.{split}", found):
+            continue
         if source.path is not None and not _is_there(source.path):
             found.notes.append(
                 f"data.{split} '{source.path}' is not on this machine, so its records were not looked at."
             )
             continue
         opened = found.attempt(open_source, source, stage.data, split, stage.run.seed)
-        if opened is None:
-            continue
-        if not len(opened):
+        if opened is not None and not len(opened):
             found.problems.append(f"data.{split} '{opened.name}' has no records.")
-            continue
-        record = found.attempt(opened.__getitem__, 0)
+        record = found.attempt(opened.__getitem__, 0) if opened else None
         if record is not None and stage.reward.rules:
             found.attempt(check_columns, record)
             _check_reads(stage, record, f"data.{split} '{opened.name}'", found)
+
+
+def _check_source(source: SourceConfig, key: str, found: Findings) -> bool:
+    """Whether the source's name, its keys and its format are known; opens nothing."""
+    from rlvlm.data.records import FORMATS
+    from rlvlm.data.sources import SOURCES, container_of
+
+    path = source.path or ""
+    if source.name is None and Path(path.rpartition("@")[0] or path).is_dir():
+        return True  # which source reads it shows when its files are opened
+    name = source.name or found.attempt(container_of, path)
+    entry = found.attempt(SOURCES.get, name) if name else None
+    if entry is None:
+        return False
+    known = [item.name for item in dataclasses.fields(source) if item.name != "options"]
+    wrong = [option for option in source.options if option not in entry.options]
+    found.problems += [
+        f"{key} has the key '{option}', which source '{name}' does not take{nearest(option, [*known, *entry.options])}."
+        for option in wrong
+    ]
+    if wrong:
+        return False
+    built = found.attempt(SOURCES.build, {"name": name, **source.options}) is not None
+    return built and (source.format is None or found.attempt(FORMATS.build, source.format) is not None)
 
 
 def _check_reads(stage: Stage, record: Mapping[str, Any], where: str, found: Findings) -> None:

@@ -126,6 +126,25 @@ def test_what_is_not_on_this_machine_is_a_note_and_no_problem(tmp_path):
     assert any("later.jsonl" in note for note in found.notes)
 
 
+@pytest.mark.parametrize(
+    ("node", "piece"),
+    [
+        (
+            "{path: later.jsonl, limt: 3}",
+            "has the key 'limt', which source 'jsonl' does not take (did you mean 'limit'?)",
+        ),
+        ("{path: later.jsonl, wieght: 3}", "(did you mean 'weight'?)"),
+        ("{path: later.jsonl, format: flt}", "(did you mean 'flat'?)"),
+        ("{path: later.jsonl, weight: -1}", "weight"),
+        ("later.jsnl", "(did you mean '.jsonl'?)"),
+        ("[{path: a.jsonl, weight: 1}, b.jsonl]", "give all a weight or none"),
+    ],
+)
+def test_a_wrong_source_is_found_before_its_file_is_there(node, piece):
+    _, found = examine("clevr_count", [f"data.eval={node}"])
+    assert len([problem for problem in found.problems if piece in problem]) == 1, found.problems
+
+
 def test_a_tracker_whose_package_is_missing_is_found(monkeypatch):
     import importlib.util
 
