@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
@@ -47,26 +48,32 @@ class StageLoop:
         self.run, self.engine, self.recorder, self.checkpoints = run, engine, recorder, checkpoints
         self.parts, self._evaluate = parts, evaluate
         self.step = 0
+        self._earlier, self._began = 0.0, time.perf_counter()
         self._loader: Loader | None = None
 
     def resume(self, loader: Loader) -> bool:
         """Goes on from the newest checkpoint, if there is one and ``run.resume`` allows it; says whether it did."""
         state = self.checkpoints.load_newest(self.engine) if self.run.resume == "auto" else None
         if state is not None:
-            self.step = int(state["step"])
+            self.step, self._earlier = int(state["step"]), float(state["train_seconds"])
             loader.load_state_dict(state["loader"])
             self.parts.load_state_dict(state["parts"])
         return state is not None
 
     def remaining(self, loader: Loader) -> Iterator[Batch]:
         """Batches for the steps that are left; ``step`` is the number of the one being done."""
-        self._loader = loader
+        self._loader, self._began = loader, time.perf_counter()
         batches = iter(loader)
         while self.step < self.run.steps:
             with self.recorder.phase("data"):
                 batch = next(batches)
             self.step += 1
             yield batch
+
+    @property
+    def train_seconds(self) -> float:
+        """Wall clock of the steps so far, evaluations on the way and runs before a resume included."""
+        return self._earlier + time.perf_counter() - self._began
 
     def finish_step(self, metrics: Mapping[str, float]) -> bool:
         """Evaluates and saves where it is due, records the step, and says whether the stage has reached ``stop_at``."""
@@ -89,7 +96,11 @@ class StageLoop:
     def save(self) -> None:
         """Writes a checkpoint as of the end of this step."""
         assert self._loader is not None  # remaining() was called: there is a step to save
-        state = {"loader": self._loader.state_dict(), "parts": self.parts.state_dict()}
+        state = {
+            "loader": self._loader.state_dict(),
+            "parts": self.parts.state_dict(),
+            "train_seconds": self.train_seconds,
+        }
         self.checkpoints.save(self.step, self.engine, state)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import os
 import shutil
@@ -17,11 +16,12 @@ from transformers.utils.logging import disable_progress_bar
 from rlvlm.errors import ConfigError
 from rlvlm.models.loading import load_policy
 from rlvlm.pipelines.config import Stage
+from rlvlm.pipelines.settings import fingerprint, keep_settings, same_settings
 from rlvlm.pipelines.stages import PIPELINES, StageContext, StageResult
 from rlvlm.registry import load_plugins
 from rlvlm.tracking.recorder import Recorder
 from rlvlm.tracking.report import write_report
-from rlvlm.tracking.rundir import RunDir, Summary, package_versions, write_json
+from rlvlm.tracking.rundir import RunDir, Summary, write_json
 from rlvlm.tracking.samples import SampleBook
 
 
@@ -48,15 +48,17 @@ def train(
     if not stages:
         raise ConfigError("there is no stage to run; a recipe has at least one.")
     run = RunDir.create(run_dir)
+    if all(stage.run.resume == "never" for stage in stages):
+        run.clear()
     disable_progress_bar()  # transformers' own bars would break into ours at every load and save
     summary = Summary(recipe=recipe, seed=stages[-1].run.seed)
     for stage in stages:
         load_plugins(stage.plugins)
     with Recorder(run, trackers=stages[-1].run.trackers, run_name=recipe, config=config, show=show) as recorder:
         context = StageContext(run, recorder, SampleBook(run))
-        for stage in stages:
+        for before, stage in zip((None, *stages), stages, strict=False):
             torch.set_num_threads(stage.run.threads or os.cpu_count() or 1)
-            _add(summary, stage, _run_stage(stage, context))
+            _add(summary, stage, _run_stage(stage, before, context))
             summary.write(run)
     _export(run, stages[-1])
     summary.status = "finished"
@@ -65,17 +67,20 @@ def train(
     return dataclasses.asdict(summary)
 
 
-def _run_stage(stage: Stage, context: StageContext) -> StageResult:
+def _run_stage(stage: Stage, before: Stage | None, context: StageContext) -> StageResult:
+    """Runs a stage, or takes what is there of it: its own finished result, or one kept in the cache."""
     folder = context.run.stage(stage.name)
     done = folder / "result.json"
-    if done.exists() and stage.run.resume == "auto":
+    stage = _initialised(stage, before, context.run)
+    if same_settings(folder, stage) and done.exists():
         return StageResult(**json.loads(done.read_text()))
-    stage = _initialised(stage, context.run)
-    cached = _cache_folder(stage) if stage.cache else None
+    keep_settings(folder, stage)
+    cached = Path(stage.run.dir) / ".cache" / f"{stage.name}-{fingerprint(stage)}" if stage.cache else None
     if cached is not None and (cached / "result.json").exists():
         shutil.copytree(cached / "policy", folder / "policy", dirs_exist_ok=True)
         result = StageResult(**json.loads((cached / "result.json").read_text()))
         result.details["cached"] = True
+        context.recorder.note(f"{stage.name}: taken from {cached}, where it was made with the same settings")
     else:
         policy = load_policy(stage.model)
         result = PIPELINES.build(stage.pipeline)({"stage": stage, "policy": policy, "context": context})
@@ -83,34 +88,21 @@ def _run_stage(stage: Stage, context: StageContext) -> StageResult:
         if cached is not None:
             _keep(folder, cached, result)
     write_json(done, dataclasses.asdict(result))
-    write_json(context.run.stage(stage.name).parent / "last.json", {"stage": stage.name})
     return result
 
 
-def _initialised(stage: Stage, run: RunDir) -> Stage:
+def _initialised(stage: Stage, before: Stage | None, run: RunDir) -> Stage:
     """The stage with the model that it starts from: its own, or the weights of the stage before."""
     if stage.init is None:
         return stage
     if stage.init != "previous":
         raise ConfigError(f"stage '{stage.name}' has init '{stage.init}'; it is 'previous' or null.")
-    last = run.stage(stage.name).parent / "last.json"
-    if not last.exists():
+    if before is None:
         raise ConfigError(
             f"stage '{stage.name}' starts from the previous stage, but it is the first; set init to null."
         )
-    path = run.stage(json.loads(last.read_text())["stage"]) / "policy"
+    path = run.stage(before.name) / "policy"
     return dataclasses.replace(stage, model=dataclasses.replace(stage.model, path=str(path), build=None))
-
-
-def _cache_folder(stage: Stage) -> Path:
-    """Named by everything that decides the stage's weights: its settings, plug-in files and package versions."""
-    decisive = dataclasses.asdict(stage)
-    for name in ("name", "dir", "trackers", "keep", "save_every", "resume", "sample_rows"):
-        del decisive["run"][name]
-    settings = json.dumps(decisive, sort_keys=True, default=str)
-    plugins = [Path(plugin).read_text() for plugin in stage.plugins if plugin.endswith(".py")]
-    key = hashlib.sha256("\0".join([settings, *plugins, json.dumps(package_versions())]).encode()).hexdigest()[:20]
-    return Path(stage.run.dir) / ".cache" / f"{stage.name}-{key}"
 
 
 def _keep(folder: Path, cached: Path, result: StageResult) -> None:

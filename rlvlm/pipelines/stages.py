@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable, Iterator
+import json
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +25,7 @@ from rlvlm.registry import Registry
 from rlvlm.roles.reward import Reward
 from rlvlm.roles.rollout import Rollout
 from rlvlm.tracking.recorder import Recorder
-from rlvlm.tracking.rundir import RunDir
+from rlvlm.tracking.rundir import RunDir, write_json
 from rlvlm.tracking.samples import Answer, SampleBook
 
 if TYPE_CHECKING:
@@ -118,12 +118,15 @@ def rlvr(stage: Stage, policy: Policy, context: StageContext) -> StageResult:
         loader = Loader(stage.data, policy.family, stage.run.seed)
         loop = _loop(stage, context, engine, parts, examiner)
         result = StageResult(details={"passes": parts.passes.reasons})
-        if not loop.resume(loader):
-            result.numbers.update(examiner.before_and_after("before", context.samples))
+        before = context.run.stage(stage.name) / "before.json"
+        if not loop.resume(loader) or not before.exists():
+            write_json(before, examiner.before_and_after("before", context.samples))
+        result.numbers.update(json.loads(before.read_text()))
         for name, reason in parts.passes.reasons.items():
             context.recorder.note(f"{name}: {reason}")
-        _timed(result, lambda: train_rlvr(parts, loader, stage.run, loop))
-        result.steps, result.seconds = loop.step, context.recorder.seconds
+        train_rlvr(parts, loader, stage.run, loop)
+        result.steps, result.train_seconds = loop.step, loop.train_seconds
+        result.seconds = context.recorder.seconds
         loader.close()
         result.numbers.update(examiner.before_and_after("after", context.samples))
     return result
@@ -140,8 +143,9 @@ def sft(stage: Stage, policy: Policy, context: StageContext) -> StageResult:
         loop = _loop(stage, context, engine, parts, examiner)
         loop.resume(loader)
         result = StageResult()
-        _timed(result, lambda: train_sft(parts, loader, loop))
-        result.steps, result.seconds = loop.step, context.recorder.seconds
+        train_sft(parts, loader, loop)
+        result.steps, result.train_seconds = loop.step, loop.train_seconds
+        result.seconds = context.recorder.seconds
     loader.close()
     return result
 
@@ -179,12 +183,6 @@ def _loop(
     context.recorder.begin(stage.name, total=stage.run.steps, start=done[-1] if done else 0)
     measure = examiner.metrics if examiner is not None and examiner.ready else None
     return StageLoop(stage.run, engine, context.recorder, checkpoints, parts, measure)
-
-
-def _timed(result: StageResult, work: Callable[[], None]) -> None:
-    start = time.perf_counter()
-    work()
-    result.train_seconds = time.perf_counter() - start
 
 
 def _first(batches: Iterable[Batch], prompts: int) -> Iterator[Batch]:

@@ -9,6 +9,7 @@ import json
 import math
 import os
 import platform
+import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
@@ -66,6 +67,13 @@ class RunDir:
     def checkpoints(self) -> Path:
         """The folder of saved states."""
         return self.path / "checkpoints"
+
+    def clear(self) -> None:
+        """Deletes what an earlier run left: its files by name, and nothing else that lies in the folder."""
+        for path in (self.metrics, self.samples, self.summary, self.report):
+            path.unlink(missing_ok=True)
+        for name in ("samples", "checkpoints", "stages", "policy", "tensorboard"):
+            shutil.rmtree(self.path / name, ignore_errors=True)
 
     def stage(self, name: str) -> Path:
         """A folder of a stage's own, made when first asked for."""

@@ -157,3 +157,26 @@ def test_nothing_to_run_and_nothing_to_start_from_are_errors(tmp_path):
     stage.run.accuracy_rule = "shortnes"
     with pytest.raises(ConfigError, match=r"none of reward.rules \(did you mean 'shortness'\?\)"):
         train([stage], tmp_path / "run2", show=False)
+
+
+def test_a_run_directory_is_not_gone_on_with_under_other_settings(tmp_path):
+    first = train([rlvr_stage()], tmp_path / "run", show=False)
+    assert train([rlvr_stage()], tmp_path / "run", show=False)["accuracy_after"] == first["accuracy_after"]
+    changed = rlvr_stage()
+    changed.actor.optimizer.lr = 0.5
+    with pytest.raises(ConfigError, match=r"other settings \(actor.optimizer.lr is 0.001 there and 0.5 here\)"):
+        train([changed], tmp_path / "run", show=False)
+    changed.run.resume = "never"
+    (tmp_path / "run" / "notes.txt").write_text("mine")
+    train([changed], tmp_path / "run", show=False)
+    assert [entry["step"] for entry in read_metrics(tmp_path / "run")] == [1, 2, 3]
+    assert (tmp_path / "run" / "notes.txt").exists()
+
+
+def test_a_finished_run_can_be_made_longer_and_keeps_what_was_measured_before(tmp_path):
+    first = train([rlvr_stage(steps=2)], tmp_path / "run", show=False)
+    longer = train([rlvr_stage(steps=4)], tmp_path / "run", show=False)
+    assert longer["steps"] == 4
+    assert longer["accuracy_before"] == first["accuracy_before"]
+    assert longer["train_seconds"] > first["train_seconds"]
+    assert [entry["step"] for entry in read_metrics(tmp_path / "run")] == [1, 2, 3, 4]
