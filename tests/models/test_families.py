@@ -167,6 +167,42 @@ def test_a_picture_far_too_narrow_is_an_error_and_not_a_crash() -> None:
         tiny.policy("qwen2_5_vl").family.image_tokens((1000, 1))
 
 
+def test_limits_in_the_older_words_of_checkpoints_are_kept() -> None:
+    model, fast, _ = tiny.parts("qwen2_5_vl")
+    processor = transformers.Qwen2VLImageProcessorPil(min_pixels=28 * 28 * 4, max_pixels=28 * 28 * 16)
+    family = Policy.from_parts(model, fast, processor).family
+    for size, tokens in (((28, 28), 4), ((1000, 1000), 16), ((70, 90), 6)):
+        assert family.image_tokens(size) == tokens == family.features(family.process(tiny.picture(size)))
+
+
+@pytest.mark.parametrize(("tower", "strategy", "tokens"), [("clip", "full", 17), ("siglip", "full", 16)])
+def test_towers_with_and_without_a_class_token_are_counted(tower: str, strategy: str, tokens: int) -> None:
+    base = tiny.policy("llava")
+    towers = {"clip": transformers.CLIPVisionConfig, "siglip": transformers.SiglipVisionConfig}
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = transformers.LlavaConfig(
+        text_config=base.model.config.text_config,
+        vision_config=towers[tower](image_size=56, patch_size=14, **sizes),
+        image_token_index=base.family.placeholder_id,
+        vision_feature_layer=-1,
+        vision_feature_select_strategy=strategy,
+    )
+    model = transformers.LlavaForConditionalGeneration(config)
+    family = Policy.from_parts(model, base.tokenizer, base.family.image_processor).family
+    pixels = family.process(tiny.picture((60, 40)))
+    with torch.no_grad():
+        assert family.image_tokens((60, 40)) == tokens == len(family.encode_images(model, pixels)[0])
+
+
+def test_a_llava_with_an_unknown_tower_is_refused() -> None:
+    policy = tiny.policy("llava")
+    config = transformers.LlavaConfig(
+        text_config=policy.model.config.text_config, vision_config=transformers.PixtralVisionConfig()
+    )
+    with pytest.raises(ConfigError, match="'pixtral' tower is not known"):
+        family_of(config, policy.tokenizer, policy.family.image_processor)
+
+
 def test_sliding_windows_are_refused() -> None:
     policy = tiny.policy("qwen2_5_vl")
     text = policy.model.config.text_config

@@ -7,7 +7,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from rlvlm.errors import ConfigError, nearest
 from rlvlm.models.families.base import Family, Pixels, Size, register_family
+
+CLASS_TOKENS = {"clip_vision_model": 1, "siglip_vision_model": 0}
+"""Vision towers by the ``model_type`` of their config, and the tokens that they put before the patches."""
 
 
 class Llava(Family):
@@ -23,9 +27,13 @@ class Llava(Family):
     def __init__(self, config: Any, tokenizer: Any, image_processor: Any) -> None:
         super().__init__(config, tokenizer, image_processor)
         vision = config.vision_config
+        if vision.model_type not in CLASS_TOKENS:
+            raise ConfigError(
+                f"a LLaVA with a '{vision.model_type}' tower is not known{nearest(vision.model_type, CLASS_TOKENS)}."
+            )
         self._side = int(vision.image_size)
-        self._patches = (self._side // int(vision.patch_size)) ** 2
-        self._tokens = self._patches + (config.vision_feature_select_strategy == "full")  # the class token is kept
+        self._patches = (self._side // int(vision.patch_size)) ** 2 + CLASS_TOKENS[vision.model_type]
+        self._tokens = self._patches - (config.vision_feature_select_strategy == "default")  # which drops the first
 
     def target_size(self, size: Size) -> Size:
         """The tower's square."""
@@ -36,8 +44,8 @@ class Llava(Family):
         return self._tokens
 
     def patches(self, size: Size) -> int:
-        """The same for every size, the class token included."""
-        return self._patches + 1
+        """The same for every size, a class token included."""
+        return self._patches
 
     def blank(self) -> Pixels:
         """A grey square."""
