@@ -21,6 +21,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="rlvlm data", description=__doc__)
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     _add_check(verbs)
+    _add_balance(verbs)
     _add_pack(verbs)
     return parser
 
@@ -163,3 +164,74 @@ def _pack(arguments: argparse.Namespace) -> int:
         report["shards"] = {name: value for name, value in manifest.items() if name != "shards"}
     print(json.dumps(report, indent=1))
     return 0
+
+
+# ---------------------------------------------------------------------- balance
+
+
+def _add_balance(verbs: Any) -> None:
+    parser = verbs.add_parser("balance", help="choose pictures so that rare concepts are not drowned by frequent ones")
+    parser.add_argument(
+        "--vocabulary", required=True, help=".txt or .jsonl of concepts, names in other languages beside them"
+    )
+    parser.add_argument("--out", required=True, help="folder for picked.parquet, concepts.parquet, report.html, …")
+    parser.add_argument("--count", type=int, required=True, help="rows to draw")
+    parser.add_argument("--top-k", type=int, default=5, help="nearest concepts of each picture")
+    parser.add_argument("--replace", action="store_true", help="a row may be drawn several times")
+    parser.add_argument("--power", type=float, default=1.0, help="1 balances, 0 leaves the data as it is")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--faiss", action="store_true", help="search by a flat faiss index")
+    given = parser.add_argument_group("embeddings that are there")
+    given.add_argument("--pictures", help=".npy [N, D], or parquet with a column of lists")
+    given.add_argument("--names", help=".npy [T, D] of the vocabulary's names, in its order")
+    given.add_argument("--column", default="embedding", help="that column of a parquet file")
+    made = parser.add_argument_group("or embeddings to be made")
+    made.add_argument("--clip", help="folder of a CLIP-style model")
+    made.add_argument("--source", help="data file, folder or pattern with the pictures")
+    made.add_argument("--text-template", default="{}", help="what concept names are put into, such as 'a photo of {}'")
+    made.add_argument("--batch", type=int, default=64)
+    made.add_argument("--device", default="cpu")
+    made.add_argument("--image-folder")
+    made.add_argument("--allow-outside", action="store_true")
+    made.add_argument("--on-bad-row", choices=("stop", "skip"), default="stop")
+    parser.set_defaults(run=_balance)
+
+
+def _balance(arguments: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    from rlvlm.data.concept_balance import BalanceSettings, balance, nearest_concepts, read_vocabulary
+
+    vocabulary = read_vocabulary(arguments.vocabulary)
+    settings = BalanceSettings(arguments.count, arguments.replace, arguments.power, arguments.seed)
+    pictures, names = _embeddings(arguments, vocabulary.texts)
+    out = Path(arguments.out)
+    near = nearest_concepts(pictures, names, vocabulary, arguments.top_k, out / "nearest", faiss=arguments.faiss)
+    print(json.dumps(balance(near, vocabulary, settings, out), indent=1))
+    return 0
+
+
+def _embeddings(arguments: argparse.Namespace, texts: list[str]) -> tuple[Any, Any]:
+    from pathlib import Path
+
+    from rlvlm.data.concept_balance import ClipModel, embed_pictures, embed_texts, read_embeddings
+    from rlvlm.data.config import DataConfig
+    from rlvlm.data.workers import SourceTask
+    from rlvlm.errors import ConfigError
+
+    if arguments.pictures and arguments.names:
+        return read_embeddings(arguments.pictures, arguments.column), read_embeddings(arguments.names, arguments.column)
+    if not (arguments.clip and (arguments.source or arguments.pictures)):
+        raise ConfigError("balance takes --pictures and --names, or --clip and --source to make them.")
+    model = ClipModel(arguments.clip, arguments.device)
+    names = embed_texts(model, texts, arguments.text_template)
+    if arguments.pictures:
+        return read_embeddings(arguments.pictures, arguments.column), names
+    config = DataConfig(
+        train={"path": arguments.source},
+        image_folder=arguments.image_folder,
+        allow_outside=arguments.allow_outside,
+        on_bad_row=arguments.on_bad_row,
+    )
+    folder = Path(arguments.out) / "embeddings"
+    return embed_pictures(SourceTask(config), model, folder, batch=arguments.batch), names

@@ -1,0 +1,185 @@
+"""Embeddings of pictures and concepts in one space: read from files, or made by a CLIP-style model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import torch
+from numpy.typing import NDArray
+
+from rlvlm.data.jobs import Job, file_hash, write_atomic
+from rlvlm.data.media import Picture
+from rlvlm.data.progress import Progress
+from rlvlm.data.workers import Chunk, SourceTask, plan_chunks, run_chunks
+from rlvlm.errors import ConfigError, DataError
+
+_CHUNK = 4096  # pictures whose embeddings are one part of the job
+
+Floats = NDArray[np.floating[Any]]
+
+
+def read_embeddings(path: str, column: str = "embedding") -> Floats:
+    """[N, D] embeddings: an ``.npy`` file, memory-mapped, or a column of equally long lists of a parquet file.
+
+    Raises ``DataError`` for a missing file, another shape, or values that are no numbers.
+    """
+    if not Path(path).is_file():
+        raise DataError(f"embeddings '{path}' do not exist.")
+    if path.endswith(".npy"):
+        array: Floats = np.load(path, mmap_mode="r")
+    else:
+        try:
+            lists = pq.read_table(path, columns=[column])[column].combine_chunks()
+            lengths = np.unique(lists.value_lengths().to_numpy())
+            if len(lengths) > 1:
+                raise DataError(f"'{path}' holds embeddings of several lengths: {lengths[:4].tolist()}.")
+            array = lists.flatten().to_numpy().reshape(len(lists), -1)
+        except (OSError, KeyError, AttributeError, ValueError) as error:
+            if isinstance(error, DataError):
+                raise
+            raise DataError(f"'{path}' holds no column '{column}' of lists of numbers ({error}).") from error
+    if array.ndim != 2 or not np.issubdtype(array.dtype, np.floating):
+        raise DataError(
+            f"'{path}' holds an array of shape {list(array.shape)} and {array.dtype}; embeddings are [N, D] floats."
+        )
+    return array
+
+
+class ClipModel:
+    """A CLIP-style model of transformers with what it needs to read pictures and texts.
+
+    Args:
+        path: folder of ``save_pretrained``.
+        device: where it runs.
+
+    Raises ``ConfigError`` for a model without picture and text features.
+    """
+
+    def __init__(self, path: str, device: str = "cpu") -> None:
+        from transformers import AutoImageProcessor, AutoModel, AutoTokenizer
+
+        if not (Path(path) / "config.json").is_file():
+            raise ConfigError(f"--clip '{path}' holds no config.json; give a folder written by save_pretrained.")
+        self.model = AutoModel.from_pretrained(path).eval().to(device)
+        if not (hasattr(self.model, "get_image_features") and hasattr(self.model, "get_text_features")):
+            raise ConfigError(
+                f"'{path}' is a {type(self.model).__name__}, which gives no picture and text features; give a CLIP-style model."
+            )
+        self.images, self.tokenizer = (
+            AutoImageProcessor.from_pretrained(path, backend="pil"),
+            AutoTokenizer.from_pretrained(path),
+        )
+        self.device = device
+
+    def embed_pictures(self, pictures: Sequence[Any]) -> NDArray[np.float32]:
+        """[n, D] embeddings of PIL pictures."""
+        inputs = self.images(images=list(pictures), return_tensors="pt").to(self.device)
+        return self._features(self.model.get_image_features, inputs)
+
+    def embed_texts(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        """[n, D] embeddings of texts."""
+        inputs = self.tokenizer(list(texts), padding=True, truncation=True, return_tensors="pt").to(self.device)
+        return self._features(self.model.get_text_features, inputs)
+
+    def _features(self, call: Callable[..., Any], inputs: Any) -> NDArray[np.float32]:
+        with torch.inference_mode():
+            out = call(**inputs)
+        features = out if isinstance(out, torch.Tensor) else out.pooler_output
+        array: NDArray[np.float32] = features.float().cpu().numpy()
+        return array
+
+
+def embed_texts(
+    model: ClipModel, texts: Sequence[str], template: str = "{}", *, batch: int = 256, quiet: bool = False
+) -> Floats:
+    """[T, D] embeddings of concept names, each put into ``template`` (such as ``a photo of {}``)."""
+    parts = []
+    with Progress("concept embeddings", len(texts), unit="names", quiet=quiet) as progress:
+        for start in range(0, len(texts), batch):
+            parts.append(model.embed_texts([template.format(text) for text in texts[start : start + batch]]))
+            progress.add(len(parts[-1]))
+    return np.concatenate(parts)
+
+
+@dataclass(frozen=True)
+class _EmbedTask:
+    source: SourceTask
+    model: ClipModel
+    batch: int
+
+
+def embed_pictures(
+    task: SourceTask, model: ClipModel, folder: str | Path, *, batch: int = 64, quiet: bool = False
+) -> Floats:
+    """[N, D] embeddings of each row's first picture, memory-mapped; NaN for rows without one.
+
+    Goes on where a killed run stopped. A picture that can't be read raises ``DataError``, or is NaN with
+    ``data.on_bad_row=skip``.
+    """
+    source = task.source()
+    weights = file_hash(Path(model.model.name_or_path) / "config.json")
+    job = Job(folder, {"step": "embeddings", "rows": len(source), "source": repr(task.config.train), "model": weights})
+    plan, pending = plan_chunks(job, len(source), _CHUNK, ".npy")
+    before = len(source) - sum(chunk.end - chunk.start for chunk in pending)
+    with Progress("picture embeddings", len(source), done=before, unit="pictures", quiet=quiet) as progress:
+        run_chunks(_embed_chunk, _EmbedTask(task, model, batch), pending, workers=1, progress=progress)
+    return join_parts(job, plan, "embeddings.npy")
+
+
+def _embed_chunk(task: _EmbedTask, chunk: Chunk) -> None:
+    source, config = task.source.source(), task.source.config
+    limits = source.limits(config)
+    parts: list[NDArray[np.float32]] = []
+    for start in range(chunk.start, chunk.end, task.batch):
+        held: dict[int, Any] = {}
+        for index in range(start, min(start + task.batch, chunk.end)):
+            try:
+                record = source[index]
+                if record is not None and record["images"]:
+                    held[index - start] = Picture(record["images"][0], limits, source.origin(index)).decode()
+            except DataError:
+                if config.on_bad_row == "stop":
+                    raise
+        rows = min(start + task.batch, chunk.end) - start
+        made = task.model.embed_pictures(list(held.values())) if held else np.zeros((0, _width(task.model)), np.float32)
+        part = np.full((rows, made.shape[1]), np.nan, np.float32)
+        part[list(held)] = made
+        parts.append(part)
+    write_atomic(chunk.target, lambda path: save_array(np.concatenate(parts), path))
+
+
+def _width(model: ClipModel) -> int:
+    return model.embed_texts(["a"]).shape[1]
+
+
+def join_parts(job: Job, plan: Sequence[Chunk], name: str) -> Any:
+    """The parts of a finished job as one memory-mapped array, written once."""
+    target = job.folder / name
+    if not target.exists():
+        total = plan[-1].end if plan else 0
+        first = np.load(plan[0].target) if plan else np.zeros((0, 0), np.float32)
+
+        def write(path: Path) -> None:
+            with open(path, "wb") as file:
+                header = {
+                    "descr": np.lib.format.dtype_to_descr(first.dtype),
+                    "fortran_order": False,
+                    "shape": (total, *first.shape[1:]),
+                }
+                np.lib.format.write_array_header_1_0(file, header)
+                for chunk in plan:
+                    file.write(np.ascontiguousarray(np.load(chunk.target)).tobytes())
+
+        write_atomic(target, write)
+    return np.load(target, mmap_mode="r")
+
+
+def save_array(array: Any, path: Path) -> None:
+    """``np.save`` to a path of any suffix."""
+    with open(path, "wb") as file:
+        np.save(file, array)
