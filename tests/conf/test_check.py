@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 
 import pytest
 
+from rlvlm import conf
 from rlvlm.conf import Recipe, check_recipe, load_recipe
 from rlvlm.conf.check import examine
 from rlvlm.conf.recipes import recipe_names
@@ -15,6 +17,12 @@ from rlvlm.conf.recipes import recipe_names
 @pytest.mark.parametrize("name", recipe_names())
 def test_every_recipe_of_the_library_is_accepted(name):
     assert check_recipe(load_recipe(name)).problems == []
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in (Path(conf.__file__).parent / "preset").glob("*.yaml")))
+def test_every_preset_is_accepted_on_any_recipe(name):
+    _, found = examine("quickstart", [f"+preset={name}"])
+    assert found.problems == []
 
 
 @pytest.mark.parametrize(
