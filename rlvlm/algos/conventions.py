@@ -20,7 +20,7 @@ from rlvlm.algos.registries import (
     VALUE_LOSSES,
 )
 from rlvlm.errors import ConfigError, nearest
-from rlvlm.registry import Registry, split_node
+from rlvlm.registry import Registry, fits, split_node
 
 _KINDS = {
     registry.group: registry
@@ -31,7 +31,7 @@ _KINDS = {
 class Conventions:
     """Default options by kind of part and by part.
 
-    Raises ``ConfigError`` (``RegistryError``) for a kind, a part or an option that there is not, whether it is chosen or not.
+    Raises ``ConfigError`` for a kind, a part or an option that there is not, whether the part is chosen or not.
     """
 
     def __init__(self, options: Mapping[str, Any]) -> None:
@@ -62,4 +62,9 @@ class Conventions:
 def _check(registry: Registry, name: str, given: Any) -> None:
     if not isinstance(given, Mapping):
         raise ConfigError(f"algorithm.conventions.{registry.group}.{name} is a mapping of options, got {given!r}.")
-    registry.build({"name": name, **given})
+    known = registry.get(name).options
+    for key, value in given.items():
+        if key not in known:
+            raise ConfigError(f"{registry.kind} '{name}' has no option '{key}'{nearest(key, known)}.")
+        if not fits(value, known[key].annotation):
+            raise ConfigError(f"option '{key}' of {registry.kind} '{name}' can't be {value!r}.")

@@ -29,21 +29,22 @@ def length(loss_mask: Tensor, num_tokens: float, num_sequences: float) -> Tensor
 
 @register_regularizer("overlong", acts_on="reward")
 @torch.no_grad()
-def overlong(loss_mask: Tensor, *, max_length: int, buffer: int, bounded: bool = True) -> Tensor:
-    """DAPO's soft overlong punishment on the last policy token: 0 up to ``max_length - buffer``, then rising to 1 at ``max_length``.
+def overlong(loss_mask: Tensor, *, max_length: int, buffer: float = 0.2, bounded: bool = True) -> Tensor:
+    """DAPO's soft overlong punishment on the last policy token: 0 until the buffer, then rising to 1 at ``max_length``.
 
     Paper: DAPO, arXiv 2503.14476.
 
     Args:
         max_length: longest answer, in policy tokens.
-        buffer: over how many tokens before it the penalty rises.
+        buffer: over how many tokens before it the penalty rises; below 1 a share of ``max_length``.
         bounded: stay at 1 beyond ``max_length`` (verl goes on rising).
     """
-    check_positive("overlong", buffer=buffer, max_length=max_length)
-    if buffer > max_length:
+    check_positive("overlong", max_length=max_length, buffer=buffer)
+    tokens = buffer * max_length if buffer < 1 else buffer
+    if tokens > max_length:
         raise ConfigError(f"the buffer of 'overlong' is at most max_length {max_length}, got {buffer}.")
     mask = as_mask(loss_mask)
-    excess = (mask.sum(-1) - (max_length - buffer)).to(torch.float32) / buffer
+    excess = (mask.sum(-1) - (max_length - tokens)).to(torch.float32) / tokens
     penalty = excess.clamp(0.0, 1.0) if bounded else excess.clamp_min(0.0)
     return _last_token(mask) * penalty.unsqueeze(-1)
 

@@ -31,6 +31,10 @@ def test_the_overlong_penalty_goes_on_rising_by_option() -> None:
     assert overlong(torch.ones(1, 12), max_length=10, buffer=4, bounded=False).sum() == 1.5
 
 
+def test_a_buffer_below_one_is_a_share() -> None:
+    assert overlong(torch.ones(1, 9), max_length=10, buffer=0.2).sum() == 0.5
+
+
 def test_the_overlong_penalty_counts_policy_tokens_and_lands_on_the_last() -> None:
     mask = torch.tensor([[0, 1, 0, 1, 1, 0]]).bool()
     assert overlong(mask, max_length=3, buffer=1).tolist() == [[0, 0, 0, 0, 1, 0]]
