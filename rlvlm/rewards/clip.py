@@ -26,18 +26,21 @@ class _Encoder:
     def __init__(self, path: str, device: str | None) -> None:
         self.model = load_pretrained("AutoModel", path, device)
         self.tokenizer = load_pretrained("AutoTokenizer", path)
+        self.tokenizer.padding_side = "right"
         self.processor = load_pretrained("AutoImageProcessor", path)
         scale = getattr(self.model, "logit_scale", None)
         self.scale = 100.0 if scale is None else float(scale.exp())
 
     def texts(self, texts: Sequence[str], batch_size: int) -> Any:
-        """Unit vectors [n, d] of texts, cut to the model's length."""
+        """Unit vectors [n, d] of texts, cut and padded to the model's length: SigLIP was trained so, CLIP does not mind."""
         import torch
 
         length = getattr(getattr(self.model.config, "text_config", None), "max_position_embeddings", 77)
         parts = []
         for some in batches(texts, batch_size):
-            given = self.tokenizer(list(some), padding=True, truncation=True, max_length=length, return_tensors="pt")
+            given = self.tokenizer(
+                list(some), padding="max_length", truncation=True, max_length=length, return_tensors="pt"
+            )
             read = {
                 name: given[name].to(self.model.device) for name in ("input_ids", "attention_mask") if name in given
             }

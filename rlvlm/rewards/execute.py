@@ -20,7 +20,8 @@ class Failure:
     """Why a row has no score.
 
     Attributes:
-        kind: ``error`` (an exception), ``timeout``, ``memory``, ``crash`` (the process died) or ``value`` (no finite number).
+        kind: ``error`` (the rule says so, by ``RewardError``), ``exception`` (any other), ``timeout``, ``memory``, ``crash``
+            (the process died) or ``value`` (no finite number).
     """
 
     rule: str
@@ -128,8 +129,10 @@ def _zipped(columns: Sequence[Sequence[Any]], rows: Sequence[int], size: int) ->
 
 def complete_rows(part: Part, label: str, samples: Samples, rows: Sequence[int], into: Scores) -> Sequence[int]:
     """The rows that have all that the part needs; the others fail."""
-    for name in samples.incomplete.intersection(part.needs):
+    for name in part.needs:
         column = samples.column(name)
+        if name not in samples.incomplete:
+            continue
         for row in rows:
             if column[row] is MISSING:
                 into.failures[row] = Failure(label, "error", str(_missing(part, name, samples, row)))
@@ -219,7 +222,7 @@ def failure_of(label: str, error: BaseException) -> Failure:
         return Failure(label, "memory", f"reward '{label}' ran out of memory; raise reward.memory_mb or mend the rule.")
     frames = traceback.extract_tb(error.__traceback__)
     where = f" ({frames[-1].filename.rsplit('/', 1)[-1]}:{frames[-1].lineno})" if frames else ""
-    return Failure(label, "error", f"reward '{label}' raised {type(error).__name__}: {error}{where}.")
+    return Failure(label, "exception", f"reward '{label}' raised {type(error).__name__}: {error}{where}.")
 
 
 def _present(optional: Mapping[str, Sequence[Any]], row: int) -> dict[str, Any]:

@@ -91,7 +91,10 @@ def test_two_boxes_for_one_gold_are_no_answer_unless_several_are_allowed() -> No
 def test_spaces_need_sizes_and_say_which() -> None:
     with pytest.raises(RewardError, match="need 'image_size'"):
         score("bbox", "<answer>[0, 0, 500, 500]</answer>", [0, 0, 10, 10], pred_space="norm1000", gold_space="pixel")
-    assert score("bbox", "<answer>[0, 0, 500, 1000]</answer>", [0, 0, 0.5, 1], pred_space="norm1000", gold_space="norm1") == 1.0
+    assert (
+        score("bbox", "<answer>[0, 0, 500, 1000]</answer>", [0, 0, 0.5, 1], pred_space="norm1000", gold_space="norm1")
+        == 1.0
+    )
     with pytest.raises(ConfigError, match="norm1000"):
         score("bbox", "<answer>[0, 0, 500, 500]</answer>", [0, 0, 1, 1], pred_space="permille")
 

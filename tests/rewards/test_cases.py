@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import threading
 import time
@@ -46,7 +47,7 @@ def _check(expected: Any, got: Any, tolerance: float | None) -> None:
     if not isinstance(expected, dict):
         assert got == pytest.approx(expected, abs=tolerance or 0.0)
     elif expected["property"] == "strictly_decreasing":
-        assert all(a > b for a, b in zip(got, got[1:], strict=False)), got
+        assert all(a > b for a, b in itertools.pairwise(got)), got
     else:
         low, high = expected["min"], expected["max"]
         assert low - (tolerance or 0.0) <= got <= high + (tolerance or 0.0)

@@ -67,7 +67,9 @@ def test_an_options_text_is_its_letter_and_never_its_first_one(text: str, letter
         ("AC", "AC", False, 0.0),
     ],
 )
-def test_several_letters_count_only_where_several_are_asked_for(answer: str, gold: Any, multi: Any, expected: float) -> None:
+def test_several_letters_count_only_where_several_are_asked_for(
+    answer: str, gold: Any, multi: Any, expected: float
+) -> None:
     assert score("multiple_choice", f"<answer>{answer}</answer>", gold, multi_select=multi) == expected
 
 

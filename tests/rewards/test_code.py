@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,7 @@ def test_the_share_can_be_paid() -> None:
         "class E:\n    def __eq__(self, o): return True\ndef d(x): return E()",
         "import sys\nsys.exit(0)",
         "import os\nos._exit(0)",
-        "import os\nfor fd in range(64):\n    try: os.write(fd, b'{\"value\": \"True\"}\\n' * 9)\n    except OSError: pass\nos._exit(0)",
+        'import os\nfor fd in range(64):\n    try: os.write(fd, b\'{"value": "True"}\\n\' * 9)\n    except OSError: pass\nos._exit(0)',
         "raise AssertionError",
         "while True: pass",
         "def d(x): return '2 * x'",
@@ -115,13 +116,14 @@ def test_the_sandbox_gives_an_empty_folder_libraries_and_threads() -> None:
     assert run.stdout == "hi ['a'] ['LANG', 'PYTHONHASHSEED', 'PYTHONIOENCODING']\nasked\n", run
 
 
-def test_nothing_is_left_behind_and_time_is_kept() -> None:
-    before = {path for path in Path("/tmp").iterdir() if path.name.startswith("rlvlm-sandbox-")}
+def test_nothing_is_left_behind_and_time_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path.chmod(0o755)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     start = time.monotonic()
     run = run_python("open('a', 'w')\nwhile True: pass", limits=Limits(seconds=1.0))
     assert run.timed_out
     assert time.monotonic() - start < 4.0
-    assert {path for path in Path("/tmp").iterdir() if path.name.startswith("rlvlm-sandbox-")} <= before
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_output_is_bounded() -> None:

@@ -97,7 +97,8 @@ def test_only_a_whole_fence_is_taken_off() -> None:
 
 
 @pytest.mark.parametrize(
-    "unit", ["<think>", "</think>", "<answer>", "</answer>", "\\boxed{", "}", "\\boxed{}", "```\n", "<answer></answer>", "\\{"]
+    "unit",
+    ["<think>", "</think>", "<answer>", "</answer>", "\\boxed{", "}", "\\boxed{}", "```\n", "<answer></answer>", "\\{"],
 )
 def test_time_is_linear_in_hostile_text(unit: str) -> None:
     text = unit * (1_000_000 // len(unit))

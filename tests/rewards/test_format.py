@@ -15,7 +15,9 @@ def test_answer_style_takes_tags_instead_of_boxes() -> None:
     assert score("format", f"{THOUGHT}<answer>5</answer>", style="boxed") == 0.0
 
 
-@pytest.mark.parametrize("text", ["<answer>5", "<answer><answer>5</answer></answer>", "</answer>5<answer>", "<answer> </answer>", ""])
+@pytest.mark.parametrize(
+    "text", ["<answer>5", "<answer><answer>5</answer></answer>", "</answer>5<answer>", "<answer> </answer>", ""]
+)
 def test_answer_style_needs_one_closed_block_with_something_in_it(text: str) -> None:
     assert score("format", THOUGHT + text, style="answer") == 0.0
 

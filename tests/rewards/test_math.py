@@ -128,7 +128,10 @@ BOMBS = [
 @pytest.mark.parametrize(("gold", "answer"), SAME)
 def test_the_same_is_the_same_both_ways(gold: str, answer: str) -> None:
     assert same_answer(gold, answer)
-    assert same_answer(answer, gold) or gold in ("A", "5")  # a letter or a value found in prose is found in answers only
+    assert same_answer(answer, gold) or gold in (
+        "A",
+        "5",
+    )  # a letter or a value found in prose is found in answers only
 
 
 @pytest.mark.parametrize(("gold", "answer"), DIFFERENT)
@@ -153,7 +156,13 @@ def test_what_is_too_large_to_evaluate_still_equals_itself() -> None:
 
 @pytest.mark.parametrize(
     ("text", "value", "unit"),
-    [("12 cm", "12", "cm"), ("30 km/h", "30", "km/h"), ("5m", "5m", ""), ("3 apples", "3", "apples"), ("x + 2", "x + 2", "")],
+    [
+        ("12 cm", "12", "cm"),
+        ("30 km/h", "30", "km/h"),
+        ("5m", "5m", ""),
+        ("3 apples", "3", "apples"),
+        ("x + 2", "x + 2", ""),
+    ],
 )
 def test_a_unit_is_split_off_only_where_it_is_one(text: str, value: str, unit: str) -> None:
     assert split_unit(text) == (value, unit)

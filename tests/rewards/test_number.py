@@ -39,7 +39,25 @@ def test_a_number_is_read_exactly(text: str, value: Any) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["3-5", "3 or 4", "7 of 12", "1.2.3", "10^2", "10²", "5!", "3½", "H2O", "12:30", "1,2,3", "not 5", "...", "", "1/0", "1e99999", "9" * 2000],
+    [
+        "3-5",
+        "3 or 4",
+        "7 of 12",
+        "1.2.3",
+        "10^2",
+        "10²",
+        "5!",
+        "3½",
+        "H2O",
+        "12:30",
+        "1,2,3",
+        "not 5",
+        "...",
+        "",
+        "1/0",
+        "1e99999",
+        "9" * 2000,
+    ],
 )
 def test_what_is_not_one_plain_number_is_none(text: str) -> None:
     assert read_number(text) is None

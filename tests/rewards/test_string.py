@@ -8,7 +8,9 @@ from rlvlm.errors import RewardError
 from rlvlm.rewards import score
 
 
-@pytest.mark.parametrize("text", ["painted wolf", " Painted  Wolf. ", "**painted wolf**", "\\text{painted wolf}", "ｐainted wolf"])
+@pytest.mark.parametrize(
+    "text", ["painted wolf", " Painted  Wolf. ", "**painted wolf**", "\\text{painted wolf}", "ｐainted wolf"]
+)
 def test_string_matches_whatever_the_dress(text: str) -> None:
     assert score("string", f"<answer>{text}</answer>", ["African wild dog", "painted wolf"]) == 1.0
 

@@ -1,0 +1,79 @@
+"""Rewards that tests register; worker processes import this module to find them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from rlvlm.rewards import register_reward
+
+SLOW_SECONDS = 30.0
+
+
+@register_reward("test_length", isolated=True)
+def length_of(completion: str, *, times: float = 1.0) -> dict[str, Any]:
+    """Characters, with the process that counted them."""
+    return {"score": times * len(completion), "detail": {"pid": os.getpid()}}
+
+
+@register_reward("test_trouble", isolated=True)
+def trouble(completion: str) -> Any:
+    """Does what the completion says."""
+    if completion == "hang":
+        time.sleep(SLOW_SECONDS)
+    if completion == "spin":
+        while True:
+            pass
+    if completion == "die":
+        os._exit(7)
+    if completion == "exit":
+        raise SystemExit(3)
+    if completion == "raise":
+        raise ValueError("as asked")
+    if completion == "eat":
+        return float(len("x" * (2 << 30)))
+    if completion == "hoard":
+        _HOARD.append(bytearray(80 << 20))
+    return {"nan": float("nan"), "inf": float("inf"), "none": None, "text": "0.5", "huge": 10**400}.get(completion, 1.0)
+
+
+_HOARD: list[bytearray] = []
+
+
+@register_reward("test_column")
+def column(completion: str, colour: str, size: int = 1) -> float:
+    """Reads a column of its own, and another where there is one."""
+    return float(size if completion == colour else 0)
+
+
+@register_reward("test_async")
+async def waits(completion: str) -> float:
+    """Waits as long as the completion says."""
+    await asyncio.sleep(float(completion))
+    return 1.0
+
+
+@register_reward("test_batched", batched=True)
+def batched(completion: Sequence[str], answer: Sequence[Any]) -> list[float]:
+    """One score too few for a batch of three."""
+    return [float(text == gold) for text, gold in zip(completion, answer, strict=True)][
+        : 2 if len(completion) == 3 else None
+    ]
+
+
+@register_reward("test_stateful")
+class Stateful:
+    """Counts its calls; hangs on request."""
+
+    def __init__(self, *, start: int = 0) -> None:
+        self.calls = start
+
+    def __call__(self, completion: str) -> float:
+        """The number of the call."""
+        if completion == "hang":
+            time.sleep(SLOW_SECONDS)
+        self.calls += 1
+        return float(self.calls)

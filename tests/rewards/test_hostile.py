@@ -1,0 +1,136 @@
+"""Hostile completions through ``score``: answered within 10 s and 1 GiB, with nothing opened, and the next one scored."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from rlvlm.errors import RewardError
+from rlvlm.rewards import api, score
+from rlvlm.rewards.rule import REWARDS
+from tests.rewards.test_fuzz import OPTIONS, RULES
+
+GOLDS: dict[str, Any] = {
+    "bbox": [10, 20, 110, 220],
+    "point": [10, 20],
+    "bool": "yes",
+    "multiple_choice": "B",
+    "svg": '<svg viewBox="0 0 9 9"><rect width="5" height="5" fill="red"/></svg>',
+    "html": "<p>Soup</p>",
+    "code": ["assert f(1) == 2"],
+}
+RIGHT = {
+    "bbox": "[10, 20, 110, 220]",
+    "point": "[10, 20]",
+    "bool": "yes",
+    "multiple_choice": "B",
+    "svg": GOLDS["svg"],
+    "html": "<p>Soup</p>",
+    "code": "def f(x):\n    return 2",
+}
+MEGABYTES_10 = 10_000_000
+HOSTILE = {
+    "10 MB of words": "<answer>" + "word " * (MEGABYTES_10 // 5) + "</answer>",
+    "10 MB of digits": "<answer>" + "9" * MEGABYTES_10 + "</answer>",
+    "10 MB of tags": "<answer>" + "<g><p>" * (MEGABYTES_10 // 6) + "</answer>",
+    "10 MB without an end": "<think>" + "\\boxed{" * (MEGABYTES_10 // 7),
+    "10 MB of fences": "```\n" * (MEGABYTES_10 // 4),
+    "null bytes and surrogates": "<answer>\x00\ud800\udfff B 12 <p>\x00</p></answer>",
+    "backtracking": "<answer>" + "a" * 60_000 + "!" + "(" * 60_000 + " \t" * 60_000 + "</answer>",
+    "many brackets": "<answer>" + "[1,2,3,4]," * 9_000 + "</answer>",
+    "commas and signs": "<answer>" + "1,2,-3e5/4" * 90 + "</answer>",
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def own_pool() -> Any:
+    """A fresh worker, so that its peak memory is that of these completions."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(api, "_POOLS", [])
+        patch.setattr(api, "_RUNNERS", {})
+        yield
+        for pool in api._POOLS:
+            pool.close()
+
+
+def _peak_mb(pid: int) -> float:
+    with open(f"/proc/{pid}/status", encoding="ascii") as status:
+        return next(int(line.split()[1]) for line in status if line.startswith("VmHWM")) / 1024
+
+
+@pytest.mark.parametrize("hostile", HOSTILE)
+@pytest.mark.parametrize("name", RULES)
+def test_hostile_text_is_answered_in_time_and_memory(name: str, hostile: str) -> None:
+    given = {"response_length": 10, "max_length": 64} if name in ("length", "overlong") else {}
+    start = time.monotonic()
+    try:
+        found = score(name, HOSTILE[hostile], GOLDS.get(name, "12"), **OPTIONS.get(name, {}), **given)
+        low, high = REWARDS.get(name).traits["range"]
+        assert low <= found <= high
+    except RewardError:
+        pass
+    assert time.monotonic() - start < 10.0
+    for pool in api._POOLS:
+        for worker in list(pool._state.workers):
+            assert _peak_mb(worker.process.pid) < 1024
+
+
+@pytest.mark.parametrize("name", GOLDS)
+def test_the_pool_goes_on(name: str) -> None:
+    assert score(name, f"<answer>{RIGHT[name]}</answer>", GOLDS[name], **OPTIONS.get(name, {})) == pytest.approx(1.0)
+
+
+class _Listener:
+    """Counts connections to a port of this machine."""
+
+    def __init__(self) -> None:
+        self.socket = socket.create_server(("127.0.0.1", 0))
+        self.port = self.socket.getsockname()[1]
+        self.count = 0
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self.socket.accept()
+            except OSError:
+                return
+            self.count += 1
+            connection.close()
+
+
+def test_no_connection_is_made() -> None:
+    listener = _Listener()
+    url = f"http://127.0.0.1:{listener.port}/a"
+    references = (
+        f'<image href="{url}"/><use href="{url}#b"/><style>@import url({url});</style><rect fill="url({url})"/>'
+    )
+    drawing = f'<svg viewBox="0 0 9 9">{references}</svg>'
+    entity = f'<!DOCTYPE svg [<!ENTITY x SYSTEM "{url}">]><svg viewBox="0 0 9 9"><text>&x;</text></svg>'
+    page = f'<link rel="stylesheet" href="{url}"><img src="{url}"><iframe src="{url}"></iframe><p>Soup</p>'
+    program = f"import urllib.request\nurllib.request.urlopen('{url}')\ndef f(x): return 2"
+    for name, text in (("svg", drawing), ("svg", entity), ("html", page), ("code", program)):
+        score(name, f"<answer>{text}</answer>", GOLDS[name], **OPTIONS.get(name, {}))
+    assert listener.count == 0
+    listener.socket.close()
+
+
+def test_no_file_is_opened(tmp_path: Any) -> None:
+    """A fifo blocks who opens it for reading, so a reader would run into the time limit."""
+    import os
+
+    fifo = tmp_path / "fifo.svg"
+    os.mkfifo(fifo)
+    for reference in (f"file://{fifo}", str(fifo)):
+        drawing = (
+            f'<svg viewBox="0 0 9 9"><image href="{reference}"/><use href="{reference}#a"/><rect width="5"/></svg>'
+        )
+        entity = f'<!DOCTYPE svg [<!ENTITY x SYSTEM "{reference}">]><svg viewBox="0 0 9 9"><text>&x;</text></svg>'
+        for text in (drawing, entity):
+            start = time.monotonic()
+            score("svg", f"<answer>{text}</answer>", GOLDS["svg"])
+            assert time.monotonic() - start < 5.0
