@@ -21,6 +21,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="rlvlm data", description=__doc__)
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     _add_check(verbs)
+    _add_select(verbs)
     _add_balance(verbs)
     _add_pack(verbs)
     return parser
@@ -235,3 +236,79 @@ def _embeddings(arguments: argparse.Namespace, texts: list[str]) -> tuple[Any, A
     )
     folder = Path(arguments.out) / "embeddings"
     return embed_pictures(SourceTask(config), model, folder, batch=arguments.batch), names
+
+
+# ---------------------------------------------------------------------- select
+
+
+def _add_select(verbs: Any) -> None:
+    parser = verbs.add_parser(
+        "select", help="choose prompts by the model's own answers: those it can solve but mostly does not"
+    )
+    parser.add_argument("recipe", nargs="?", help="recipe whose model, data.train, rollout and reward are used")
+    parser.add_argument("overrides", nargs="*", help="of the recipe, such as rollout.n=16 model.path=…")
+    parser.add_argument("--scores", help="scores made elsewhere (.jsonl or .parquet) instead of a recipe")
+    parser.add_argument("--out", required=True, help="folder for answers/, scores.parquet, picked.parquet, report.html")
+    parser.add_argument("--stage", help="stage of the recipe whose settings count; the last one by default")
+    parser.add_argument("--limit", type=int, help="only the first so many records")
+    parser.add_argument("--shard", default="0/1", help="this process's share of the answers, as 0/4 … 3/4")
+    rules = parser.add_argument_group("rules; all must hold")
+    rules.add_argument("--k", type=int, help="of pass@k; the number of answers by default")
+    rules.add_argument(
+        "--success", type=float, default=1.0, help="score of the accuracy rule from which an answer is right"
+    )
+    rules.add_argument("--min-pass-k", type=float, default=0.5)
+    rules.add_argument("--max-pass-1", type=float, default=0.75)
+    rules.add_argument("--keep-solved", action="store_true", help="keep prompts that are always answered right")
+    rules.add_argument("--keep-hopeless", action="store_true", help="keep prompts that never are")
+    rules.add_argument("--window", type=float, nargs=2, metavar=("LOW", "HIGH"), help="mean reward strictly between")
+    rules.add_argument("--window-by", help="column that chooses the window, such as answer_type")
+    rules.add_argument("--windows", default="{}", help='windows by its values, as JSON: {"bbox": [0.0, 0.6]}')
+    parser.set_defaults(run=_select)
+
+
+def _select(arguments: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    from rlvlm.data.selection import SelectionRules, read_answers, read_scores, select
+    from rlvlm.errors import ConfigError
+
+    windows = {str(name): (float(low), float(high)) for name, (low, high) in _json_option(arguments, "windows").items()}
+    rules = SelectionRules(
+        k=arguments.k,
+        min_pass_k=arguments.min_pass_k,
+        max_pass_1=arguments.max_pass_1,
+        drop_solved=not arguments.keep_solved,
+        drop_hopeless=not arguments.keep_hopeless,
+        window=tuple(arguments.window) if arguments.window else None,
+        window_by=arguments.window_by,
+        windows=windows,
+    )
+    out = Path(arguments.out)
+    if arguments.scores:
+        answers = read_scores(arguments.scores, arguments.success)
+    elif arguments.recipe:
+        if not _answer(arguments, out / "answers"):
+            print("this shard is answered; the last one to finish writes the selection.")
+            return 0
+        answers = read_answers(out / "answers")
+    else:
+        raise ConfigError("select takes a recipe to answer with, or --scores with scores made elsewhere.")
+    print(json.dumps(select(answers, rules, out), indent=1))
+    return 0
+
+
+def _answer(arguments: argparse.Namespace, folder: Any) -> bool:
+    from rlvlm.conf import load_recipe, resolve_stages
+    from rlvlm.errors import ConfigError, nearest
+    from rlvlm.pipelines.answers import answer_prompts
+
+    stages = {stage.name: stage for stage in resolve_stages(load_recipe(arguments.recipe, arguments.overrides))}
+    name = arguments.stage or list(stages)[-1]
+    if name not in stages:
+        raise ConfigError(f"the recipe has no stage '{name}'{nearest(name, stages)}.")
+    number, _, shards = arguments.shard.partition("/")
+    if not (number.isdigit() and shards.isdigit()):
+        raise ConfigError(f"--shard is a number of how many, such as 0/4, got '{arguments.shard}'.")
+    shard = (int(number), int(shards))
+    return answer_prompts(stages[name], folder, success=arguments.success, shard=shard, limit=arguments.limit)

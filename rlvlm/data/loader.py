@@ -247,7 +247,7 @@ class Loader:
         except DataError as error:
             self._fault(error, origin)
             return None
-        uid = f"{self.split}.{draw.source}:{source.row(draw.index)}.{draw.index}@{draw.epoch}"
+        uid = f"{self.split}.{draw.source}:{source.row(draw.index)}.{source.first + draw.index}@{draw.epoch}"
         return Item(uid, columns, pictures, encoded)
 
     def _fault(self, error: DataError, origin: str) -> None:
@@ -271,6 +271,11 @@ class Loader:
             else:
                 kept.append(item)
         return self._assembler.assemble(kept, places, table) if kept else None
+
+
+def row_of(uid: str) -> int:
+    """The number, in its file, of the record that a loader's prompt was made from."""
+    return int(uid.partition(":")[2].partition(".")[0])
 
 
 def _slice_of(items: Sequence[Item], rank: int, world_size: int) -> Sequence[Item]:

@@ -10,6 +10,7 @@ parameters are of ``path``, ``split`` (``train`` or ``eval``) and ``seed``; keyw
 from __future__ import annotations
 
 import bisect
+import copy
 import glob
 import itertools
 import os
@@ -66,14 +67,22 @@ class Source:
         self._length = len(rows if self._picked is None else self._picked)
         if config.limit is not None:
             self._length = min(self._length, config.limit)
+        self.first = 0  # place of the first record in the whole source
         self._format = None if config.format is None else FORMATS.build(config.format)
 
     def __len__(self) -> int:
         return self._length
 
+    def part(self, start: int, end: int) -> Source:
+        """The records from ``start`` up to ``end`` as a source of their own, which keep their rows, names and places."""
+        part = copy.copy(self)
+        part.first, part._length = self.first + start, end - start
+        return part
+
     def row(self, index: int) -> int:
         """The number, in the file, of the record at this index."""
-        return index if self._picked is None else int(self._picked[index])
+        place = self.first + index
+        return place if self._picked is None else int(self._picked[place])
 
     def origin(self, index: int) -> str:
         """File and row of a record, for messages; rows count from 0."""
