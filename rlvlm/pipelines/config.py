@@ -46,7 +46,7 @@ class RunConfig:
         keep: checkpoints that are kept.
         resume: ``auto`` goes on from the newest checkpoint of the run directory, ``never`` starts anew.
         seed: of weights, shuffling and sampling.
-        threads: of torch on a CPU; null takes the number of cores.
+        threads: of torch on a CPU; null leaves it to ``OMP_NUM_THREADS``, which the command sets to the usable cores where it is unset.
         trackers: where metrics go, by name.
         sample_rows: answers kept from each evaluation for the report.
         gates: standing checks.

@@ -57,7 +57,8 @@ def train(
     with Recorder(run, trackers=stages[-1].run.trackers, run_name=recipe, config=config, show=show) as recorder:
         context = StageContext(run, recorder, SampleBook(run))
         for before, stage in zip((None, *stages), stages, strict=False):
-            torch.set_num_threads(stage.run.threads or os.cpu_count() or 1)
+            if stage.run.threads is not None:
+                torch.set_num_threads(stage.run.threads)
             _add(summary, stage, _run_stage(stage, before, context))
             summary.write(run)
     _export(run, stages[-1])
