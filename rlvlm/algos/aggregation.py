@@ -18,25 +18,39 @@ from rlvlm.algos.registries import register_aggregation
 
 @register_aggregation("token-mean")
 def token_mean(token_loss: Tensor, loss_mask: Tensor, num_tokens: float) -> Tensor:
-    """Mean over all tokens: every token weighs the same (DAPO, arXiv 2503.14476)."""
+    """``Σ l / tokens``: every token weighs the same.
+
+    Paper: DAPO, arXiv 2503.14476.
+    Elsewhere: ``token-mean`` (verl, RLLaVA); ``token`` (EasyR1); ``dapo``, ``bnpo`` (TRL).
+    """
     return masked_sum(token_loss, loss_mask) / max(num_tokens, 1)
 
 
 @register_aggregation("token-sum")
 def token_sum(token_loss: Tensor, loss_mask: Tensor) -> Tensor:
-    """Sum over all tokens, divided by nothing."""
+    """``Σ l``, divided by nothing.
+
+    Elsewhere: ``token-sum`` (verl).
+    """
     return masked_sum(token_loss, loss_mask)
 
 
 @register_aggregation("seq-mean-token-sum")
 def seq_mean_token_sum(token_loss: Tensor, loss_mask: Tensor, num_sequences: float) -> Tensor:
-    """Sum over the tokens of a sequence, mean over sequences."""
+    """``Σ l / sequences``: sum over the tokens of a sequence, mean over sequences.
+
+    Elsewhere: ``seq-mean-token-sum`` (verl, RLLaVA); ``luspo`` (TRL).
+    """
     return masked_sum(token_loss, loss_mask) / max(num_sequences, 1)
 
 
 @register_aggregation("seq-mean-token-mean")
 def seq_mean_token_mean(token_loss: Tensor, loss_mask: Tensor, num_sequences: float) -> Tensor:
-    """Mean over the tokens of a sequence, mean over sequences (GRPO, arXiv 2402.03300): short answers weigh more per token."""
+    """``Σ_i (Σ_t l / length_i) / sequences``: a token of a short answer weighs more.
+
+    Paper: DeepSeekMath, arXiv 2402.03300.
+    Elsewhere: ``seq-mean-token-mean`` (verl, RLLaVA); ``seq`` (EasyR1); ``grpo``, ``sapo`` (TRL).
+    """
     per_sequence = masked_sum(token_loss, loss_mask, dim=-1) / loss_mask.sum(-1).clamp_min(1)
     return per_sequence.sum() / max(num_sequences, 1)
 
@@ -45,7 +59,10 @@ def seq_mean_token_mean(token_loss: Tensor, loss_mask: Tensor, num_sequences: fl
 def seq_mean_token_sum_norm(
     token_loss: Tensor, loss_mask: Tensor, num_sequences: float, *, length: float, per_sequence: bool = True
 ) -> Tensor:
-    """Sum over the tokens of a sequence over a constant length, mean over sequences (Dr. GRPO, arXiv 2503.20783).
+    """``Σ l / (length · sequences)`` with a constant length.
+
+    Paper: Dr. GRPO, arXiv 2503.20783.
+    Elsewhere: ``seq-mean-token-sum-norm`` with ``loss_scale_factor`` (verl, RLLaVA); ``dr_grpo`` (TRL).
 
     Args:
         length: the constant, usually the longest answer allowed.
@@ -57,6 +74,6 @@ def seq_mean_token_sum_norm(
 
 @register_aggregation("prompt-mean")
 def prompt_mean(token_loss: Tensor, loss_mask: Tensor, group_tokens: Tensor, num_prompts: float) -> Tensor:
-    """Mean over all tokens of a prompt's samples, mean over prompts: a prompt with long answers weighs no more."""
+    """``Σ_p (Σ l / tokens_p) / prompts``: a prompt with long answers weighs no more than another."""
     per_sequence = masked_sum(token_loss, loss_mask, dim=-1) / group_tokens.clamp_min(1)
     return per_sequence.sum() / max(num_prompts, 1)

@@ -8,7 +8,10 @@ from rlvlm.algos.registries import register_controller
 
 @register_controller("fixed")
 def fixed(weight: float) -> float:
-    """The weight as it is."""
+    """The weight as it is.
+
+    Elsewhere: ``kl_ctrl.type=fixed`` (verl, RLLaVA).
+    """
     return weight
 
 
@@ -16,7 +19,10 @@ def fixed(weight: float) -> float:
 def adaptive(
     weight: float, measured: float, num_samples: int, *, target: float = 0.1, horizon: float = 10_000
 ) -> float:
-    """``weight · (1 + clip(measured / target - 1, ± 0.2) · num_samples / horizon)`` (arXiv 1909.08593).
+    """``weight · (1 + clip(measured / target - 1, ± 0.2) · num_samples / horizon)``.
+
+    Paper: Ziegler and others, arXiv 1909.08593.
+    Elsewhere: ``kl_ctrl.type=adaptive`` (verl, RLLaVA).
 
     Args:
         target: KL per token to be held.

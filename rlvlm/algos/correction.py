@@ -2,8 +2,8 @@
 
 The log-ratio of a token is ``prox_logp - behav_logp``, trainer over engine. A correction gives two tensors: *weights* that
 multiply the policy loss (a token of weight 0 still counts in every denominator), and a *mask* (a rejected token is out of
-every loss and denominator). Levels: ``token``; ``sequence``, the product of a sequence's ratios; ``geometric``, its
-geometric mean. Overview of the family: arXiv 2510.23027 (TIS and IcePop), and verl's "rollout correction".
+every loss and denominator). Levels: ``token``; ``sequence``, the product of a sequence's ratios; ``geometric``, their
+geometric mean.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ def truncated_importance(
     cap: float = 2.0,
     normalize: bool = False,
 ) -> Correction:
-    """Importance weight ``min(ratio, cap)`` (truncated importance sampling).
+    """Importance weight ``min(ratio, cap)``: truncated importance sampling.
+
+    Elsewhere: ``rollout_is`` with one threshold (verl); ``vllm_importance_sampling_mode`` ``…_truncate`` (TRL).
 
     Args:
         level: whose ratio it is.
@@ -63,6 +65,9 @@ def icepop(
 ) -> Correction:
     """Importance weight inside ``[low, high]`` and 0 outside: two-sided zeroing, in which denominators do not change.
 
+    Paper: IcePop, arXiv 2510.18855.
+    Elsewhere: ``rollout_is`` with a threshold "low_high" (verl); ``vllm_importance_sampling_mode`` ``…_mask`` (TRL).
+
     Args:
         level: whose ratio it is.
         normalize: divide the weights by their mean over the batch.
@@ -87,7 +92,9 @@ def ratio_mask(
     low: float = 0.99,
     high: float = 1.01,
 ) -> Correction:
-    """Rejects tokens (``token``) or whole sequences (``sequence``, ``geometric``) whose ratio leaves ``[low, high]``; weights are 1.
+    """``low ≤ ratio ≤ high``, else the token or (``sequence``, ``geometric``) the whole sequence is rejected; weights are 1.
+
+    Elsewhere: ``RejectionSamplingConfig`` with action ``mask`` (AReaL); geometric mask (SkyRL, slime).
 
     Args:
         level: whose ratio it is.
@@ -111,7 +118,9 @@ def rejection(
     low: float | None = None,
     k1_ratio: Literal["trainer/engine", "engine/trainer"] = "trainer/engine",
 ) -> Correction:
-    """Rejects by a divergence of each token, or by its sum, mean or maximum over the sequence; weights are 1.
+    """``k1``, ``k2`` or ``k3`` of a token, or its sum, mean or maximum over the sequence, inside bounds; else rejected; weights are 1.
+
+    Elsewhere: ``rollout_rs`` (verl): ``token_k1``, ``seq_sum_k2``, ``seq_mean_k3``, ``seq_max_k3``, ….
 
     With ``d = prox_logp - behav_logp``: ``k1 = d``, ``k2 = d²/2``, ``k3 = exp(d) - d - 1``. ``k2`` and ``k3`` are kept up
     to ``high``. ``k1`` is kept between ``log low`` and ``log high``, that is, the bounds are ratios.

@@ -26,7 +26,10 @@ def reward_spread(
     of: str = "rewards",
     above: float = 0.0,
 ) -> Tensor:
-    """Keeps groups whose largest and smallest reward differ by more than ``above``: only they carry a gradient (DAPO).
+    """``max(r) - min(r) > above``: keeps groups whose rewards differ, for only they carry a gradient.
+
+    Paper: DAPO, arXiv 2503.14476.
+    Elsewhere: ``filter_groups`` (verl); ``use_dynamic_sampling`` (NeMo-RL).
 
     Args:
         of: what is compared: ``rewards`` (after shaping), ``scores`` (before), or the name of a reward rule.
@@ -47,7 +50,9 @@ def mean_window(
     low: float = 0.01,
     high: float = 0.99,
 ) -> Tensor:
-    """Keeps groups whose mean reward lies strictly between ``low`` and ``high`` (online filtering of EasyR1 and RLLaVA).
+    """``low < mean(r) < high``: keeps groups whose mean reward lies inside the window.
+
+    Elsewhere: ``online_filtering``, ``filter_key``, ``filter_low``, ``filter_high`` (EasyR1, RLLaVA).
 
     Args:
         of: whose mean: ``rewards`` (after shaping), ``scores`` (before), or the name of a reward rule such as accuracy.
@@ -62,7 +67,7 @@ def mean_window(
 @register_filter("length")
 @torch.no_grad()
 def length(loss_mask: Tensor, group_ids: Tensor, *, shortest: float = 0.0, longest: float | None = None) -> Tensor:
-    """Keeps groups whose mean number of policy tokens lies in ``[shortest, longest]``; without ``longest``, from ``shortest`` on."""
+    """``shortest ≤ mean(length) ≤ longest``: keeps groups by their mean number of policy tokens; ``longest`` may be null."""
     longest = math.inf if longest is None else longest
     check_window("length", shortest, longest)
     groups = group(as_mask(loss_mask).sum(-1).to(torch.float32), group_ids)

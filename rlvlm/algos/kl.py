@@ -16,26 +16,38 @@ from rlvlm.algos.registries import register_kl
 
 @register_kl("k1")
 def k1(logp: Tensor, ref_logp: Tensor) -> Tensor:
-    """``logp - ref_logp``: unbiased, may be negative, its gradient has mean zero."""
+    """``logp - ref_logp``: unbiased, may be negative, its gradient has mean zero.
+
+    Elsewhere: ``kl`` (verl, EasyR1, RLLaVA).
+    """
     check_same_shape(logp=logp, ref_logp=ref_logp)
     return logp - ref_logp
 
 
 @register_kl("abs")
 def absolute(logp: Tensor, ref_logp: Tensor) -> Tensor:
-    """``|logp - ref_logp|``."""
+    """``|logp - ref_logp|``.
+
+    Elsewhere: ``abs`` (verl, EasyR1, RLLaVA).
+    """
     return k1(logp, ref_logp).abs()
 
 
 @register_kl("k2")
 def k2(logp: Tensor, ref_logp: Tensor) -> Tensor:
-    """``(logp - ref_logp)² / 2``: biased, with the gradient of the KL."""
+    """``(logp - ref_logp)² / 2``: biased, with the gradient of the KL.
+
+    Elsewhere: ``mse`` (verl, EasyR1, RLLaVA).
+    """
     return 0.5 * k1(logp, ref_logp).square()
 
 
 @register_kl("k3")
 def k3(logp: Tensor, ref_logp: Tensor, *, max_value: float | None = None) -> Tensor:
     """``exp(d) - d - 1`` with ``d = ref_logp - logp``: unbiased, never negative.
+
+    Paper: Schulman, http://joschu.net/blog/kl-approx.html.
+    Elsewhere: ``low_var_kl`` (verl, EasyR1, RLLaVA); the KL of GRPOTrainer (TRL).
 
     Args:
         max_value: clamp of the estimate, beyond which it has no gradient (10 in verl).

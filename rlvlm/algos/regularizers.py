@@ -17,7 +17,9 @@ from rlvlm.algos.registries import KL_ESTIMATORS, register_regularizer
 
 @register_regularizer("kl_to_reference")
 class KLToReference:
-    """KL of the policy to the reference, by one of the estimators of ``kl.py``.
+    """KL of the policy to the reference at each token, by one of the KL estimators.
+
+    Elsewhere: ``use_kl_loss``, ``kl_loss_coef``, ``kl_loss_type`` (verl, EasyR1, RLLaVA); ``beta`` (TRL).
 
     Args:
         estimator: node of the KL estimator.
@@ -34,5 +36,8 @@ class KLToReference:
 
 @register_regularizer("entropy")
 def entropy_bonus(entropy: Tensor) -> Tensor:
-    """Minus the entropy of the policy at each token: with a positive weight it is a bonus."""
+    """``-H``, minus the entropy of the policy at each token: with a positive weight it is a bonus.
+
+    Elsewhere: ``entropy_coeff`` (verl, RLLaVA); ``entropy_coef`` (TRL).
+    """
     return -entropy

@@ -18,7 +18,7 @@ from rlvlm.errors import ConfigError
 @register_regularizer("length", acts_on="weights")
 @torch.no_grad()
 def length(loss_mask: Tensor, num_tokens: float, num_sequences: float) -> Tensor:
-    """Token weight "mean length / own length": with weight 1 every sequence counts the same, whatever its length.
+    """Token weight ``mean length / own length``: with weight 1 every sequence counts the same, whatever its length.
 
     ``num_tokens / num_sequences`` is the mean length over the whole mini-batch.
     """
@@ -30,9 +30,10 @@ def length(loss_mask: Tensor, num_tokens: float, num_sequences: float) -> Tensor
 @register_regularizer("overlong", acts_on="reward")
 @torch.no_grad()
 def overlong(loss_mask: Tensor, *, max_length: int, buffer: float = 0.2, bounded: bool = True) -> Tensor:
-    """DAPO's soft overlong punishment on the last policy token: 0 until the buffer, then rising to 1 at ``max_length``.
+    """``clip((length - max_length + buffer) / buffer, 0, 1)`` on the last policy token: a soft punishment of long answers.
 
     Paper: DAPO, arXiv 2503.14476.
+    Elsewhere: ``overlong_buffer`` of the DAPO reward manager (verl).
 
     Args:
         max_length: longest answer, in policy tokens.
@@ -52,9 +53,11 @@ def overlong(loss_mask: Tensor, *, max_length: int, buffer: float = 0.2, bounded
 @register_regularizer("ngram_repetition", acts_on="reward")
 @torch.no_grad()
 def ngram_repetition(input_ids: Tensor, loss_mask: Tensor, *, n: int = 4) -> Tensor:
-    """Share of the answer's n-grams that occurred before, spread over the tokens that complete a repeated one.
+    """Share of the answer's n-grams that occurred before, ``1 - distinct / all``, on the tokens that complete a repeated one.
 
-    The row sum is ``1 - distinct / all`` n-grams. An n-gram counts if the policy sampled all of its tokens, side by side.
+    An n-gram counts if the policy sampled all of its tokens, side by side.
+
+    Elsewhere: ``repetition`` reward (VLM-R1).
 
     Args:
         n: tokens in an n-gram.

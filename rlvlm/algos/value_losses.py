@@ -13,14 +13,20 @@ from rlvlm.algos.results import TokenLoss
 
 @register_value_loss("plain")
 def plain(value_preds: Tensor, returns: Tensor) -> TokenLoss:
-    """``(v - R)² / 2`` of each token."""
+    """``(v - R)² / 2`` of each token.
+
+    Elsewhere: the value loss without ``cliprange_value``.
+    """
     check_token_fields(value_preds=value_preds, returns=returns)
     return TokenLoss(0.5 * (value_preds - returns).square(), {"mean/value": value_preds.detach()})
 
 
 @register_value_loss("clipped")
 def clipped(value_preds: Tensor, values: Tensor, returns: Tensor, *, clip: float = 0.5) -> TokenLoss:
-    """``max((v - R)², (clip(v, v_old ± clip) - R)²) / 2`` of each token (PPO; arXiv 2005.12729 on its use).
+    """``max((v - R)², (clip(v, v_old ± clip) - R)²) / 2`` of each token.
+
+    Paper: PPO, arXiv 1707.06347; on its use, arXiv 2005.12729.
+    Elsewhere: ``cliprange_value`` (verl, RLLaVA, TRL).
 
     Args:
         clip: range around the value at the start of the step beyond which a prediction has no gradient.

@@ -37,9 +37,10 @@ def grpo(
     singleton: Singleton = "zero",
     whiten_tokens: bool = False,
 ) -> Tensor:
-    """Group-relative advantage ``(r - mean) / (std + eps)``.
+    """``(r - mean) / (std + eps)`` with mean and standard deviation of the group.
 
     Paper: DeepSeekMath, arXiv 2402.03300; ``std="none"`` is Dr. GRPO, arXiv 2503.20783.
+    Elsewhere: ``grpo``, ``grpo_vectorized`` (verl); ``scale_rewards`` (TRL); ``reward_norm`` and ``adv_norm`` (AReaL).
 
     Args:
         mean: statistics that are subtracted, over the group or the batch, or nothing.
@@ -61,9 +62,10 @@ def grpo(
 @register_advantage("rloo")
 @torch.no_grad()
 def rloo(rewards: Tensor, group_ids: Tensor, loss_mask: Tensor, *, singleton: Singleton = "zero") -> Tensor:
-    """Reward minus the mean reward of the *other* samples of the group.
+    """``r_i - mean(r_j, j ≠ i)``: reward minus the mean reward of the *other* samples of the group.
 
     Paper: Back to Basics, arXiv 2402.14740.
+    Elsewhere: ``rloo``, ``rloo_vectorized`` (verl); ``RLOOTrainer`` (TRL).
     """
     groups = group(rewards, group_ids)
     advantage = groups.deviations * _leave_one_out_factor(groups)
@@ -74,9 +76,12 @@ def rloo(rewards: Tensor, group_ids: Tensor, loss_mask: Tensor, *, singleton: Si
 @register_advantage("opo")
 @torch.no_grad()
 def opo(rewards: Tensor, group_ids: Tensor, loss_mask: Tensor, *, singleton: Singleton = "zero") -> Tensor:
-    """Reward minus the length-weighted mean reward of the group, the baseline of least variance.
+    """``r - Σ l_j r_j / Σ l_j``: reward minus the length-weighted mean of the group, the baseline of least variance.
 
-    Paper: OPO, arXiv 2505.23585. Lengths are counted in tokens of ``loss_mask``.
+    Lengths are counted in tokens of ``loss_mask``.
+
+    Paper: OPO, arXiv 2505.23585.
+    Elsewhere: ``opo`` (verl, RLLaVA).
     """
     groups = group(rewards, group_ids)
     lengths = wide(as_mask(loss_mask).sum(-1))
@@ -96,9 +101,10 @@ def gpg(
     scale: Literal["informative", "nonzero", "none"] = "informative",
     singleton: Singleton = "zero",
 ) -> Tensor:
-    """Reward minus group mean, times "samples over samples that carry a gradient".
+    """``α (r - mean)`` with α = samples / samples that carry a gradient.
 
     Paper: GPG, arXiv 2504.02546.
+    Elsewhere: ``gpg`` (verl, RLLaVA).
 
     Args:
         scale: which samples carry a gradient: those of groups whose rewards differ (``informative``, the paper), those
@@ -117,9 +123,10 @@ def gpg(
 def grpo_passk(
     rewards: Tensor, group_ids: Tensor, loss_mask: Tensor, *, divide: bool = True, eps: float = 1e-6
 ) -> Tensor:
-    """Largest minus second-largest reward for the best sample of the group, 0 for all others, for a tie and for a group of one.
+    """``(r_1st - r_2nd) / (std + eps)`` for the best sample of the group; 0 for all others, for a tie and for a group of one.
 
-    Paper: arXiv 2503.19595.
+    Paper: pass@k training, arXiv 2503.19595.
+    Elsewhere: ``grpo_passk`` (verl, EasyR1, RLLaVA).
 
     Args:
         divide: divide by the group's standard deviation.

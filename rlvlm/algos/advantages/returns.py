@@ -29,9 +29,12 @@ def gae(
     lam: float = 1.0,
     whiten_tokens: bool = True,
 ) -> AdvantageEstimate:
-    """Generalised advantage estimation: ``A_t = δ_t + γλ A_next``, ``δ_t = r_t + γ V_next - V_t``; returns ``A + V``.
+    """``A_t = δ_t + γλ A_next`` with ``δ_t = r_t + γ V_next - V_t``, whitened; returns ``A + V``.
 
-    "Next" is the next policy token. Paper: arXiv 1506.02438.
+    "Next" is the next policy token.
+
+    Paper: GAE, arXiv 1506.02438.
+    Elsewhere: ``gae`` (verl, EasyR1, RLLaVA, OpenRLHF).
 
     Args:
         gamma: discount.
@@ -61,9 +64,10 @@ def reinforce_plus_plus(
     gamma: float = 1.0,
     masked: Literal["carry", "reset"] = "carry",
 ) -> AdvantageEstimate:
-    """The discounted return of each token, whitened over the tokens of the batch.
+    """``whiten(R_t)`` with the discounted return ``R_t = r_t + γ R_next`` of each token.
 
     Paper: REINFORCE++, arXiv 2501.03262.
+    Elsewhere: ``reinforce_plus_plus`` (verl, EasyR1, RLLaVA); ``reinforce`` (OpenRLHF).
 
     Args:
         masked: what a masked token does to the return of those before it: ``carry`` passes it on, ``reset`` cuts it off
@@ -83,9 +87,12 @@ def reinforce_plus_plus(
 @register_advantage("remax")
 @torch.no_grad()
 def remax(token_rewards: Tensor, greedy_rewards: Tensor, group_ids: Tensor, loss_mask: Tensor) -> AdvantageEstimate:
-    """The undiscounted return minus the reward of one greedy answer to the same prompt.
+    """``R_t - r_greedy``: the undiscounted return minus the reward of one greedy answer to the same prompt.
 
-    ``greedy_rewards`` [P] is looked up by ``group_ids`` [B]. Paper: ReMax, arXiv 2310.10505.
+    ``greedy_rewards`` [P] is looked up by ``group_ids`` [B].
+
+    Paper: ReMax, arXiv 2310.10505.
+    Elsewhere: ``remax`` (verl, EasyR1, RLLaVA).
     """
     check_token_fields(token_rewards=token_rewards, loss_mask=loss_mask)
     check_rows_of(loss_mask, group_ids=group_ids)

@@ -32,9 +32,10 @@ def reinforce_plus_plus_baseline(
     singleton: Singleton = "zero",
     equal_groups: EqualGroups = "zero",
 ) -> Tensor:
-    """Reward minus group mean, whitened over all tokens of the batch: long answers weigh more in mean and variance.
+    """``whiten(r - mean)`` over all tokens of the batch: long answers weigh more in its mean and variance.
 
     Paper: REINFORCE++, arXiv 2501.03262.
+    Elsewhere: ``reinforce_plus_plus_baseline`` (verl, RLLaVA); ``reinforce_baseline`` (OpenRLHF).
     """
     groups = group(rewards, group_ids)
     advantage = settle_singletons(groups.deviations, rewards, groups, singleton)
@@ -55,9 +56,10 @@ def gdpo(
     singleton: Singleton = "zero",
     equal_groups: EqualGroups = "zero",
 ) -> Tensor:
-    """GRPO's advantage of each reward rule by itself, weighted, summed and whitened: no rule drowns another.
+    """``whiten(Σ_k w_k (r_k - mean_k) / (std_k + eps))``: each reward rule normalised by itself, so that none drowns another.
 
     Paper: GDPO, arXiv 2601.05242.
+    Elsewhere: ``gdpo`` (verl); ``multi_objective_aggregation=normalize_then_sum`` (TRL).
 
     Args:
         weights: the rules that count and their weights; all with weight 1 where it is null.

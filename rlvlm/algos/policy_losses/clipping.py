@@ -29,6 +29,7 @@ def ppo_clip(
     """``max(-A ρ, -A clip(ρ, 1 - low, 1 + high))`` with ``ρ = exp(logp - prox_logp)``.
 
     Paper: PPO, arXiv 1707.06347; asymmetric clip: DAPO, arXiv 2503.14476; dual clip: arXiv 1912.09729.
+    Elsewhere: ``vanilla`` (verl, RLLaVA); ``default`` (EasyR1); the loss of GRPOTrainer, whose ``delta`` is ``dual_clip`` (TRL).
 
     Args:
         dual_clip: bound c > 1 of the loss where the advantage is negative, ``min(loss, -A c)``.
@@ -51,9 +52,10 @@ def decoupled_clip(
     cap: float = 5.0,
     over_cap: Literal["clamp", "mask"] = "clamp",
 ) -> TokenLoss:
-    """The clipped loss around the proximal policy, weighted by ``w = exp(prox_logp - behav_logp)``.
+    """``w · max(-A ρ, -A clip(ρ, 1 - low, 1 + high))`` with the behaviour weight ``w = exp(prox_logp - behav_logp)``.
 
-    Papers: AReaL, arXiv 2505.24298; decoupled PPO, arXiv 2110.00641.
+    Paper: AReaL, arXiv 2505.24298; decoupled PPO, arXiv 2110.00641.
+    Elsewhere: ``use_decoupled_loss``, ``behav_imp_weight_cap`` (AReaL, LLaVA-OneVision-1.5-RL).
 
     Args:
         cap: largest behaviour weight.

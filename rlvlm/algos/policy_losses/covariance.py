@@ -31,7 +31,10 @@ def clip_cov(
     low: float = 1.0,
     high: float = 5.0,
 ) -> TokenLoss:
-    """PPO's clipped loss, with the loss of a few tokens of high covariance, drawn at random, set to zero.
+    """PPO's clipped loss, set to 0 on a few tokens, drawn at random, of high ``(A - mean A)(logp - mean logp)``.
+
+    Paper: The Entropy Mechanism of RL, arXiv 2505.22617.
+    Elsewhere: ``clip_cov`` (verl, RLLaVA).
 
     Args:
         generator: what draws them: the Algorithm's own, seeded by ``algorithm.seed``.
@@ -63,7 +66,10 @@ def kl_cov(
     share: float = 2e-4,
     coefficient: float = 1.0,
 ) -> TokenLoss:
-    """``-A ρ`` without a clip, plus ``coefficient · |logp - prox_logp|`` on the tokens of highest covariance.
+    """``-A ρ``, plus ``coefficient · |logp - prox_logp|`` on the tokens of highest ``(A - mean A)(logp - mean logp)``.
+
+    Paper: The Entropy Mechanism of RL, arXiv 2505.22617.
+    Elsewhere: ``kl_cov`` (verl, RLLaVA); its ``ppo_kl_coef`` is ``coefficient``.
 
     Args:
         share: share of all tokens that is penalised, at least one token.

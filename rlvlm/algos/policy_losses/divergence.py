@@ -29,6 +29,9 @@ def dppo_tv(
 ) -> TokenLoss:
     """``-A sg(min(ρ, cap)) logp`` where the probability moved by at most the threshold (total variation of a binary event).
 
+    Paper: DPPO, arXiv 2602.04879.
+    Elsewhere: ``dppo_tv`` (verl), whose clip ratios are the thresholds.
+
     Args:
         threshold_low, threshold_high: how far the probability may fall (A ≤ 0) or rise (A > 0).
         cap: largest ratio used as a weight.
@@ -50,6 +53,9 @@ def dppo_kl(
     cap: float = 20.0,
 ) -> TokenLoss:
     """``-A sg(min(ρ, cap)) logp`` where KL(old || new) of the binary event "this token" is at most the threshold.
+
+    Paper: DPPO, arXiv 2602.04879.
+    Elsewhere: ``dppo_kl`` (verl), whose clip ratios are the thresholds.
 
     Args:
         threshold_low, threshold_high: bound of the divergence where the probability falls (A ≤ 0) or rises (A > 0).

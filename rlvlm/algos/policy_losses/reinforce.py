@@ -15,7 +15,11 @@ from rlvlm.algos.results import TokenLoss
 
 @register_policy_loss("reinforce")
 def reinforce(logp: Tensor, advantages: Tensor) -> TokenLoss:
-    """``-A logp``: the plain policy gradient (Williams, 1992). With a ``correction`` it is weighted REINFORCE."""
+    """``-A logp``: the plain policy gradient; with a ``correction``, weighted REINFORCE.
+
+    Paper: Williams, Machine Learning 8, 1992.
+    Elsewhere: ``bypass_mode`` with ``reinforce`` (verl).
+    """
     check_token_fields(logp=logp, advantages=advantages)
     return TokenLoss(-advantages * logp)
 
@@ -25,6 +29,7 @@ def gpg(logp: Tensor, advantages: Tensor) -> TokenLoss:
     """``-A logp``, to go with the advantage of the same name.
 
     Paper: GPG, arXiv 2504.02546.
+    Elsewhere: ``gpg`` (verl, RLLaVA).
     """
     return reinforce(logp, advantages)
 
@@ -35,7 +40,10 @@ def cispo(
 ) -> TokenLoss:
     """``-sg(clip(ρ, 1 - low, 1 + high)) A logp``: the weight is clipped, no token loses its gradient.
 
-    Paper: CISPO of MiniMax-M1, arXiv 2506.13585. ``clip_low`` 1 leaves the weight free from below.
+    ``clip_low`` 1 leaves the weight free from below.
+
+    Paper: CISPO of MiniMax-M1, arXiv 2506.13585.
+    Elsewhere: ``cispo`` (verl, EasyR1, TRL).
     """
     check_token_fields(logp=logp, prox_logp=prox_logp, advantages=advantages)
     check_clip(clip_low, clip_high)

@@ -31,9 +31,13 @@ def gspo(
     dual_clip: float | None = None,
     form: Literal["sequence", "token"] = "sequence",
 ) -> TokenLoss:
-    """The clipped loss with the geometric mean of the token ratios, ``s = exp(mean_t(logp - prox_logp))``.
+    """``max(-A s, -A clip(s, 1 - low, 1 + high))`` with the sequence ratio ``s = exp(mean_t(logp - prox_logp))``.
 
-    Paper: GSPO, arXiv 2507.18071. With one advantage for a sequence both forms have the same value and gradient.
+    With one advantage for a sequence both forms have the same value and gradient.
+
+    Paper: GSPO, arXiv 2507.18071.
+    Elsewhere: ``gspo`` is form ``token`` in verl and ``sequence`` in EasyR1, which also has ``gspo_token``;
+    ``importance_sampling_level=sequence`` (TRL, LLaVA-OneVision-1.5-RL).
 
     Args:
         dual_clip: bound c > 1 of the loss where the advantage is negative, ``min(loss, -A c)`` (EasyR1, RLLaVA).
@@ -61,10 +65,13 @@ def geo_mean(
     clip_low: float = 0.4,
     clip_high: float = 0.4,
 ) -> TokenLoss:
-    """GMPO: ``-A exp(mean_t c_t)`` with the sequence's mean advantage and log-ratios ``c_t`` clipped one by one.
+    """``-A exp(mean_t c_t)`` with the sequence's mean advantage and log-ratios ``c_t`` clipped one by one.
 
     A log-ratio is clipped to ``[-low, high]`` on the side where the advantage pulls it. Every token of a sequence holds the
-    sequence's loss, so that ``seq-mean-token-mean`` is the paper's objective. Paper: GMPO, arXiv 2507.20673.
+    sequence's loss, so that ``seq-mean-token-mean`` is the paper's objective.
+
+    Paper: GMPO, arXiv 2507.20673.
+    Elsewhere: ``geo_mean`` (verl, RLLaVA).
 
     Args:
         clip_low, clip_high: bounds of the log-ratio (not of the ratio).

@@ -23,6 +23,7 @@ def sapo(
     """``-A σ(τ (ρ - 1)) 4/τ`` with a temperature τ for each sign of the advantage; [B, L].
 
     Paper: SAPO, arXiv 2511.20347.
+    Elsewhere: ``sapo`` (verl, EasyR1, TRL, AReaL).
     """
     check_token_fields(logp=logp, prox_logp=prox_logp, advantages=advantages)
     check_positive("sapo", temperature_positive=temperature_positive, temperature_negative=temperature_negative)
