@@ -85,13 +85,14 @@ def check_stage(stage: Stage) -> Findings:
     from rlvlm.pipelines.stages import PIPELINES
 
     found = Findings()
-    found.attempt(PIPELINES.build, stage.pipeline)
+    pipeline = found.attempt(PIPELINES.build, stage.pipeline)
+    supervised = pipeline is not None and pipeline.traits["supervised"]
     found.attempt(check_optimizer, stage.actor.optimizer)
     _check_model(stage, found)
     _check_engines(stage, found)
-    if stage.pipeline == "rlvr":
+    if not supervised:
         _check_algorithm(stage, found)
-    if stage.pipeline == "rlvr" or stage.reward.rules:
+    if not supervised or stage.reward.rules:
         _check_rewards(stage, found)
     _check_data(stage, found)
     return found
@@ -120,7 +121,7 @@ def _check_model(stage: Stage, found: Findings) -> None:
         from rlvlm.models.loading import BUILDERS
 
         found.attempt(BUILDERS.build, node)
-    elif not (Path(path) / "config.json").is_file():  # type: ignore[arg-type]
+    elif path is not None and not (Path(path) / "config.json").is_file():
         found.notes.append(f"model.path '{path}' is no folder with a config.json, so the model was not looked at.")
 
 

@@ -31,8 +31,14 @@ from rlvlm.tracking.samples import Answer, SampleBook
 if TYPE_CHECKING:
     from rlvlm.models.policy import Policy
 
-PIPELINES = Registry("pipeline", "pipelines", readable=lambda: ("stage", "policy", "context"))
-"""Functions of a stage, its policy and the run's context that train the policy and return a ``StageResult``."""
+PIPELINES = Registry(
+    "pipeline", "pipelines", readable=lambda: ("stage", "policy", "context"), traits={"supervised": False}
+)
+"""Functions of a stage, its policy and the run's context that train the policy and return a ``StageResult``.
+
+The trait ``supervised`` says that a pipeline learns from given answers: it needs no algorithm, and rewards only to
+evaluate with.
+"""
 
 register_pipeline = PIPELINES.register
 
@@ -132,7 +138,7 @@ def rlvr(stage: Stage, policy: Policy, context: StageContext) -> StageResult:
     return result
 
 
-@register_pipeline("sft")
+@register_pipeline("sft", supervised=True)
 def sft(stage: Stage, policy: Policy, context: StageContext) -> StageResult:
     """Supervised training on assistant turns; with reward rules it can stop at a sampled accuracy (``run.stop_at``)."""
     engine = build_engine(stage, policy, steps=stage.run.steps)
