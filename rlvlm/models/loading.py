@@ -5,7 +5,6 @@ Transformers is imported where something is loaded, so that a builder's settings
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +15,7 @@ from rlvlm.errors import ConfigError
 from rlvlm.models.attention import ATTENTION, register_attention
 from rlvlm.models.config import ModelConfig
 from rlvlm.models.families.base import Family, family_of
+from rlvlm.models.processors import load_processors
 from rlvlm.registry import Registry
 
 if TYPE_CHECKING:
@@ -60,11 +60,11 @@ def load_policy(config: ModelConfig) -> Policy:
     else:
         policy.add_adapters(config.lora)
     if config.gradient_checkpointing:
-        _enable_checkpointing(parts.model)
+        enable_checkpointing(parts.model)
     return policy.train(config.gradient_checkpointing)  # layers recompute in train mode only
 
 
-def _enable_checkpointing(model: Any) -> None:
+def enable_checkpointing(model: Any) -> None:
     """Recomputes every layer in the backward pass; transformers is about to rename the method."""
     enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
     enable({"use_reentrant": False})
@@ -77,7 +77,7 @@ def load_parts(path: str, dtype: torch.dtype) -> ModelParts:
     _check_folder(path)
     register_attention()
     model = AutoModelForImageTextToText.from_pretrained(path, dtype=dtype, attn_implementation=ATTENTION)
-    return ModelParts(model, *_load_processors(path))
+    return ModelParts(model, *load_processors(path))
 
 
 def load_family(path: str) -> Family:
@@ -85,28 +85,9 @@ def load_family(path: str) -> Family:
     from transformers import AutoConfig
 
     _check_folder(path)
-    return family_of(AutoConfig.from_pretrained(path), *_load_processors(path))
+    return family_of(AutoConfig.from_pretrained(path), *load_processors(path))
 
 
 def _check_folder(path: str) -> None:
     if not (Path(path) / "config.json").is_file():
         raise ConfigError(f"model.path '{path}' holds no config.json; give a folder written by save_pretrained.")
-
-
-def _load_processors(path: str) -> tuple[Any, Any]:
-    from transformers import AutoImageProcessor, AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(path)
-    if not tokenizer.chat_template:
-        tokenizer.chat_template = _processor_template(Path(path))
-    return tokenizer, AutoImageProcessor.from_pretrained(path, backend="pil")
-
-
-def _processor_template(folder: Path) -> str | None:
-    """The chat template of models that keep it with their processor."""
-    plain, wrapped = folder / "chat_template.jinja", folder / "chat_template.json"
-    if plain.is_file():
-        return plain.read_text(encoding="utf-8")
-    if wrapped.is_file():
-        return str(json.loads(wrapped.read_text(encoding="utf-8"))["chat_template"])
-    return None

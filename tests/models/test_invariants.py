@@ -8,6 +8,7 @@ from torch import Tensor
 
 from rlvlm.batch import Batch, Span
 from rlvlm.models.config import LoraConfig
+from rlvlm.models.loading import enable_checkpointing
 from rlvlm.models.policy import Policy
 from tests import tiny
 from tests.models.grids import MIXED, distance, judged, mixed_batch, run
@@ -77,7 +78,7 @@ def test_shared_and_packed_rows_equal_padded_ones_in_outputs_and_gradients(
     for kind in ("packed", "shared", "shared, recomputed"):
         if kind == "shared, recomputed":
             policy.train()
-            policy.model.activation_checkpointing_enable({"use_reentrant": False})
+            enable_checkpointing(policy.model)
         outputs, gradient = run(policy, batch, kind.split(",")[0])
         torch.testing.assert_close(outputs.logp, truth.logp, atol=1e-5, rtol=0)
         torch.testing.assert_close(outputs.entropy, truth.entropy, atol=1e-5, rtol=0)

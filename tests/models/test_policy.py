@@ -44,13 +44,6 @@ def test_a_saved_policy_loads_as_the_same_policy(policy: Policy, tmp_path: Path)
     AutoModelForImageTextToText.from_pretrained(tmp_path, attn_implementation="eager")  # other programs read it too
 
 
-def test_a_template_kept_with_the_processor_is_found(policy: Policy, tmp_path: Path) -> None:
-    policy.save_pretrained(tmp_path)
-    (tmp_path / "chat_template.jinja").unlink()
-    (tmp_path / "chat_template.json").write_text('{"chat_template": "{{ messages[0].content }}"}')
-    assert load_policy(ModelConfig(path=str(tmp_path))).tokenizer.chat_template == "{{ messages[0].content }}"
-
-
 def test_adapters_start_at_zero_train_alone_and_go_off_and_on(policy: Policy) -> None:
     batch = mixed_batch(policy, LENGTHS)
     before = policy(policy.layout(batch)).logp.detach()
