@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -140,20 +142,35 @@ def rlvr(stage: Stage, policy: Policy, context: StageContext) -> StageResult:
 
 @register_pipeline("sft", supervised=True)
 def sft(stage: Stage, policy: Policy, context: StageContext) -> StageResult:
-    """Supervised training on assistant turns; with reward rules it can stop at a sampled accuracy (``run.stop_at``)."""
+    """Supervised training on assistant turns; with reward rules it can stop at a sampled accuracy (``run.stop_at``).
+
+    With ``data.eval``, ``held_out_loss_before`` and ``_after`` say what the stage made of the loss on held-out dialogues.
+    """
     engine = build_engine(stage, policy, steps=stage.run.steps)
     parts = SFT(engine, stage.actor.token_budget)
     loader = supervised_loader(stage.data, policy.family, stage.run.seed)
     with Reward(stage.reward) as reward:
         examiner = Examiner(stage, policy, build_rollout(stage, policy, engine), reward) if stage.reward.rules else None
         loop = _loop(stage, context, engine, parts, examiner)
-        loop.resume(loader)
-        result = StageResult()
+        before = context.run.stage(stage.name) / "before.json"
+        if not loop.resume(loader) or not before.exists():
+            write_json(before, _held_out_loss(stage, policy, parts, "before"))
+        result = StageResult(numbers=json.loads(before.read_text()))
         train_sft(parts, loader, loop)
         result.steps, result.train_seconds = loop.step, loop.train_seconds
         result.seconds = context.recorder.seconds
+        result.numbers.update(_held_out_loss(stage, policy, parts, "after"))
     loader.close()
     return result
+
+
+def _held_out_loss(stage: Stage, policy: Policy, parts: SFT, moment: str) -> dict[str, float]:
+    """``held_out_loss_<moment>`` in nats per token, over at most ``run.eval_prompts`` dialogues; nothing without ``data.eval``."""
+    if stage.data.eval is None:
+        return {}
+    data = dataclasses.replace(stage.data, prompts_per_step=stage.run.eval_batch)
+    with contextlib.closing(supervised_loader(data, policy.family, stage.run.seed, split="eval")) as loader:
+        return {f"held_out_loss_{moment}": parts.held_out_loss(_first(loader, stage.run.eval_prompts))}
 
 
 def keep_answers(samples: SampleBook, moment: str, rows: Batch, policy: Policy, rule: str) -> None:
