@@ -36,7 +36,7 @@ def toy_llava(
     vision_mlp: int = 128,
     side: int = 42,
     patch: int = 14,
-    init_std: float = 0.16,
+    init_std: float = 0.08,
 ) -> ModelParts:
     """A LLaVA-architecture model (CLIP tower, projector, Qwen2) of about 0.4 M parameters with a tokenizer for a toy task."""
     from transformers import (
