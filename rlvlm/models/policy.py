@@ -72,15 +72,15 @@ class Policy(nn.Module):
 
     def forward(self, rows: Rows) -> TokenOutputs | Tensor:
         """Log-probs and entropies of the rows' targets, or next-token logits [N, V] where the rows have no targets."""
-        states = self._states(rows).flatten(0, 1).index_select(0, rows.reads)
+        states = self.states(rows)
         weight = self.model.get_output_embeddings().weight
         if rows.targets is None:
             return next_token_logits(states, weight, self.banned)
         logp, entropy = token_logp(states, weight, rows.targets, rows.temperature, self.banned, self.head_chunk)
-        return TokenOutputs(_scatter(logp, rows), _scatter(entropy, rows))
+        return TokenOutputs(rows.scatter(logp), rows.scatter(entropy))
 
-    def _states(self, rows: Rows) -> Tensor:
-        """[R, T, H] last hidden states."""
+    def states(self, rows: Rows) -> Tensor:
+        """[N, H] last hidden states at the rows' reads; for this forward, and for that of a module that puts a head of its own on."""
         embeds = self.model.get_input_embeddings()(rows.ids)
         if rows.pictures is None:
             inputs: dict[str, Any] = {"inputs_embeds": embeds}
@@ -95,7 +95,8 @@ class Policy(nn.Module):
                 1, 1, 1, 1, dtype=torch.bool
             )  # 4-D: taken as it is, none is made
         options = {"use_cache": False, **rows.model_kwargs}
-        return self.model.model.language_model(position_ids=rows.positions, **inputs, **options).last_hidden_state
+        hidden = self.model.model.language_model(position_ids=rows.positions, **inputs, **options).last_hidden_state
+        return hidden.flatten(0, 1).index_select(0, rows.reads)
 
     # ------------------------------------------------------------------ layouts
 
@@ -179,12 +180,6 @@ class Policy(nn.Module):
         self.model.save_pretrained(folder, state_dict=state)
         self.family.tokenizer.save_pretrained(folder)
         self.family.image_processor.save_pretrained(folder)
-
-
-def _scatter(values: Tensor, rows: Rows) -> Tensor:
-    """[N] values to the judged tokens of [B, L], zero elsewhere."""
-    assert rows.judged is not None  # rows with targets say which tokens they are
-    return values.new_zeros(rows.judged.shape).masked_scatter(rows.judged, values)
 
 
 def _has_dropout(model: Any) -> bool:

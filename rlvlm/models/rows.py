@@ -64,6 +64,11 @@ class Rows:
     pictures: Pictures | None = None
     model_kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
 
+    def scatter(self, values: Tensor) -> Tensor:
+        """[N] values at the judged tokens of [B, L], zero elsewhere."""
+        assert self.judged is not None  # rows with targets say which tokens they are
+        return values.new_zeros(self.judged.shape).masked_scatter(self.judged, values)
+
     def to(self, device: torch.device | str) -> Rows:
         """The same rows on a device; what is there already is shared."""
         return self if self.ids.device == torch.device(device) else move(self, device)

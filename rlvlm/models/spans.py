@@ -95,7 +95,9 @@ def gather_pictures(
         return Pictures(blank, torch.zeros(0, dtype=torch.int64, device=batch.device))
     within = segment_offsets(table.length)
     slots = first.repeat_interleave(table.length) + within
-    used, place = (table.media, torch.arange(len(table.media))) if again else _first_uses(table.media)
+    used, place = (
+        (table.media, torch.arange(len(table.media), device=batch.device)) if again else _first_uses(table.media)
+    )
     pixels = [family.pixels(batch.media[number]) for number in used.tolist()]
     sizes = torch.tensor([family.features(one) for one in pixels], device=batch.device)
     wrong = (sizes[place] != table.length).nonzero()
@@ -108,7 +110,8 @@ def gather_pictures(
     in_order = len(used) == len(table.media)
     starts = sizes.cumsum(0) - sizes
     sources = None if in_order else starts[place].repeat_interleave(table.length) + within
-    return Pictures(join_pixels(pixels), slots, sources)
+    joined = {name: value.to(batch.device) for name, value in join_pixels(pixels).items()}
+    return Pictures(joined, slots, sources)
 
 
 def join_pixels(pixels: Sequence[Pixels]) -> Pixels:
