@@ -2,7 +2,7 @@
 
 A part's options belong to its name. Laying ``{name: gspo}`` over ``{name: ppo_clip, clip_high: 0.28}`` gives ``gspo``
 alone; ``{clip_high: 0.3}`` over ``ppo_clip`` sets that option. A weighted part keeps its options when only its weight
-is given, and goes when it is set to null. Lists are replaced whole.
+is given, and goes when it is set to null; null for all of them takes all out. Lists are replaced whole.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ def merge(under: Mapping[str, Any], over: Mapping[str, Any], path: str = "") -> 
     merged = dict(under)
     for name, value in over.items():
         key = f"{path}{name}"
-        if isinstance(value, Mapping) and key in WEIGHTED:
-            merged[name] = _merge_weighted(_mapping(merged.get(name)), value)
+        if key in WEIGHTED and (value is None or isinstance(value, Mapping)):
+            merged[name] = {} if value is None else _merge_weighted(_mapping(merged.get(name)), value)
         elif name in merged and key in _RULES:
             merged[name] = _RULES[key](merged[name], value)
         elif isinstance(value, Mapping) and isinstance(merged.get(name), Mapping):

@@ -10,6 +10,7 @@ import typing
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from rlvlm.conf.schema import WEIGHTED
 from rlvlm.errors import RlvlmError, nearest
 
 Tree = dict[str, Any]
@@ -83,15 +84,16 @@ def find_problems(tree: Mapping[str, Any], cls: type, known: Iterable[str] | Non
     return problems
 
 
-def strip_unknown(tree: Mapping[str, Any], cls: type) -> Tree:
+def strip_unknown(tree: Mapping[str, Any], cls: type, path: str = "") -> Tree:
     """The tree without keys that the dataclass does not have and without values that can't be what they are meant to be."""
     kept: Tree = {}
     for name, value in tree.items():
         annotation = annotations_of(cls).get(str(name))
-        if annotation is None or _value_problems(value, annotation, (), str(name), deep=False):
+        if annotation is None or _value_problems(value, annotation, (), f"{path}{name}", deep=False):
             continue
         below = nested(annotation)
-        kept[str(name)] = strip_unknown(value, below) if below is not None and isinstance(value, Mapping) else value
+        deeper = below is not None and isinstance(value, Mapping)
+        kept[str(name)] = strip_unknown(value, below, f"{path}{name}.") if below is not None and deeper else value
     return kept
 
 
@@ -190,6 +192,8 @@ def spell(annotation: Any) -> str:
 
 
 def _value_problems(value: Any, annotation: Any, known: Iterable[str], key: str, deep: bool = True) -> list[str]:
+    if value is None and key in WEIGHTED:
+        return []  # takes all of them out
     below = nested(annotation)
     if below is not None:
         if isinstance(value, Mapping):

@@ -106,7 +106,7 @@ def test_recipes_are_listed_with_a_line_each(capsys):
 def test_parts_lists_a_kind_and_shows_one_part(capsys):
     assert main(["parts", "advantages"]) == 0
     listed = capsys.readouterr().out
-    assert re.search(r"^  grpo +\w+", listed, re.MULTILINE)
+    assert re.search(r"^  grpo +\S", listed, re.MULTILINE)
     assert main(["parts", "rewards", "number"]) == 0
     shown = capsys.readouterr().out
     assert "reads: answer_text, answer" in shown

@@ -74,3 +74,9 @@ def test_a_tree_is_merged_key_by_key_and_a_rule_set_to_null_goes():
         "data": {"columns": {"problem": "q", "answer": "a"}},
     }
     assert under["reward"]["rules"] == {"number": 1.0, "format": 0.2}
+
+
+def test_null_takes_all_weighted_parts_out_at_once():
+    under = {"reward": {"rules": {"number": 1.0}}, "algorithm": {"regularizers": {"entropy": 0.1}}}
+    emptied = merge(under, {"reward": {"rules": None}, "algorithm": {"regularizers": None}})
+    assert emptied == {"reward": {"rules": {}}, "algorithm": {"regularizers": {}}}

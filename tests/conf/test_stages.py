@@ -32,6 +32,16 @@ def test_a_part_that_a_stage_renames_loses_the_recipes_options():
     assert stage.reward.rules == {"number": 0.9}
 
 
+def test_a_stage_can_take_all_rules_out(write):
+    path = write(
+        "mine", "defaults: [quickstart, _self_]\nstages: [{pipeline: sft, reward: {rules: null}}, {pipeline: rlvr}]\n"
+    )
+    sft, rlvr = resolve_stages(load_recipe(path))
+    assert sft.reward.rules == {}
+    assert rlvr.reward.rules == load_recipe("quickstart").reward.rules
+    assert load_recipe("quickstart", ["reward.rules=null"]).reward.rules == {}
+
+
 def test_overrides_name_a_stage_by_name_or_number():
     for which in ("warmup", "0"):
         recipe = load_recipe("quickstart", [f"stages.{which}.run.steps=7", f"stages.{which}.data.train.size=64"])
