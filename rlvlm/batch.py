@@ -212,7 +212,9 @@ class Batch:
     def with_media(self, media: Sequence[Media]) -> Batch:
         """A batch whose picture table is another one of the same length; spans point into it as before."""
         if len(media) != len(self.media):
-            raise FieldError(f"with_media takes one picture for each of the {len(self.media)} there are, got {len(media)}.")
+            raise FieldError(
+                f"with_media takes one picture for each of the {len(self.media)} there are, got {len(media)}."
+            )
         return self._derive(media=tuple(media))
 
     def select(self, *keys: Key) -> Batch:
