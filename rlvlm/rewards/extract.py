@@ -5,6 +5,7 @@ Every scan is linear in the text, since the text comes from a model and may be a
 
 from __future__ import annotations
 
+import itertools
 import re
 from dataclasses import dataclass
 from functools import lru_cache
@@ -186,7 +187,7 @@ def strip_fence(text: str) -> str:
     """The content of a code fence when the text is one fenced block and nothing else; otherwise the text."""
     if not text.startswith(("```", "~~~")):
         return text
-    fences = list(_FENCE.finditer(text))
+    fences = list(itertools.islice(_FENCE.finditer(text), 3))
     if len(fences) != 2 or fences[1].group(2) or text[fences[1].end() :].strip():
         return text
     return text[fences[0].end() : fences[1].start()].strip()

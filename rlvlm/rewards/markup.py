@@ -8,6 +8,9 @@ from collections.abc import Hashable, Sequence
 from rlvlm.rewards.extract import fenced_blocks
 from rlvlm.rewards.extras import require
 
+MAX_CHARS = 500_000
+"""A longer answer is not searched for code; every rule that reads code refuses it."""
+
 _SPACE = re.compile(r"\s+")
 
 
@@ -21,6 +24,8 @@ def sequence_similarity(gold: Sequence[Hashable], pred: Sequence[Hashable]) -> f
 def find_code(answer_text: str, unmarked_text: str, languages: Sequence[str]) -> str:
     """The code of an answer: its last fenced block in one of the languages (or in none named), else the whole answer."""
     text = answer_text or unmarked_text
+    if len(text) > MAX_CHARS:
+        return text
     blocks = [content for language, content in fenced_blocks(text) if language in ("", *languages)]
     return (blocks[-1] if blocks else text).strip()
 

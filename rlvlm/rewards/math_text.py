@@ -14,6 +14,8 @@ MAX_FUNCTIONS = 8
 MAX_DIGITS = 400
 MAX_EXPONENT = 5000
 MAX_SYMBOLIC_EXPONENT = 60
+MAX_NESTED = 12
+"""Largest number in a power within an exponent."""
 MAX_FACTORIAL = 3000
 
 _GLYPHS = {
@@ -159,11 +161,11 @@ def _large_power(text: str, start: int) -> bool:
     inner = exponent.strip("{} ")
     if after.startswith("^") or inner.count("^") > 1 or "!" in inner:
         return True
+    numbers = [float(number) for number in re.findall(r"[0-9]+(?:\.[0-9]+)?", inner)]
     if _has_symbol(inner):
-        return False
+        return "^" in inner and any(number > MAX_NESTED for number in numbers)
     if "^" in inner:
         return True
-    numbers = [float(number) for number in re.findall(r"[0-9]+(?:\.[0-9]+)?", inner)]
     expands = text[:start].rstrip("^ ").endswith((")", "}")) and _has_symbol(text)
     limit = MAX_SYMBOLIC_EXPONENT if expands else MAX_EXPONENT
     return any(number > limit for number in numbers) or len(numbers) > 4

@@ -12,6 +12,9 @@ from rlvlm.rewards.text import folded, golds_of
 THRESHOLD = 0.5
 """Similarity below this scores 0; exactly this is kept."""
 
+MAX_CHARS = 1_000_000
+"""A longer answer is no answer."""
+
 _DIGITS = re.compile(r"[0-9]+")
 
 
@@ -30,7 +33,8 @@ def ocr(answer_text: str, unmarked_text: str, answer: Any, *, exact_digits: bool
     Args:
         exact_digits: whether a text with other numbers than the gold's scores 0, so that 1998 is not nearly 1999.
     """
-    text = folded(answer_text or unmarked_text)
+    read = answer_text or unmarked_text
+    text = folded(read) if len(read) <= MAX_CHARS else ""
     if not text:
         return 0.0
     similarity = require("rapidfuzz.distance.Levenshtein").normalized_similarity

@@ -8,6 +8,9 @@ from rlvlm.errors import RewardError
 from rlvlm.rewards.rule import register_reward
 from rlvlm.rewards.text import folded, golds_of, plain
 
+MAX_CHARS = 1_000_000
+"""A longer answer is no answer."""
+
 _EDGES = " \t\r\n.,;:!?\"'()[]"
 
 
@@ -24,7 +27,8 @@ def string(answer_text: str, unmarked_text: str, answer: Any, *, case_sensitive:
     Args:
         case_sensitive: whether upper and lower case differ.
     """
-    text = _normalised(answer_text or unmarked_text, case_sensitive)
+    read = answer_text or unmarked_text
+    text = _normalised(read, case_sensitive) if len(read) <= MAX_CHARS else ""
     if not text:
         return 0.0
     return float(any(text == _normalised(gold, case_sensitive) for gold in golds_of(answer)))
