@@ -7,7 +7,7 @@ written once, without a running sum over the whole matrix.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ def token_logp(
     weight: Tensor,
     targets: Tensor,
     temperature: Tensor | None = None,
-    banned: Tensor | None = None,
+    banned: Sequence[int] = (),
     chunk: int = 4_194_304,
 ) -> tuple[Tensor, Tensor]:
     """Log-prob of each target and entropy of each distribution softmax(hidden @ weight.T / temperature), exact gradients.
@@ -33,7 +33,7 @@ def token_logp(
         weight: [V, H] output embeddings.
         targets: [N] int64.
         temperature: [N] fp32, or ``None`` for 1.
-        banned: [K] ids that can't be sampled, left out of the softmax.
+        banned: ids that can't be sampled, left out of the softmax.
         chunk: logits that exist at a time.
 
     Returns:
@@ -60,7 +60,7 @@ class _TokenLogp(torch.autograd.Function):
         weight: Tensor,
         targets: Tensor,
         temperature: Tensor | None,
-        banned: Tensor | None,
+        banned: Sequence[int],
         chunk: int,
     ) -> tuple[Tensor, Tensor]:
         inverse = None if temperature is None else temperature.float().reciprocal()
@@ -68,36 +68,37 @@ class _TokenLogp(torch.autograd.Function):
         logp, entropy, total = (hidden.new_empty(len(hidden), dtype=torch.float32) for _ in range(3))
         for rows in tiles.token_tiles():
             logp[rows], entropy[rows], total[rows] = _judge(tiles, rows)
-        ctx.save_for_backward(hidden, weight, targets, inverse, banned, entropy, total)
-        ctx.chunk = chunk
+        ctx.save_for_backward(hidden, weight, targets, inverse, entropy, total)
+        ctx.banned, ctx.chunk = banned, chunk
         ctx.set_materialize_grads(False)
         return logp, entropy
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_logp: Tensor | None, grad_entropy: Tensor | None) -> tuple[Tensor | None, ...]:
-        hidden, weight, targets, inverse, banned, entropy, total = ctx.saved_tensors
+        hidden, weight, targets, inverse, entropy, total = ctx.saved_tensors
         if grad_logp is None and grad_entropy is None:
             return (None,) * 6
-        tiles = _Tiles(hidden, weight, targets, inverse, banned, ctx.chunk)
+        tiles = _Tiles(hidden, weight, targets, inverse, ctx.banned, ctx.chunk)
         scale = 1.0 if inverse is None else inverse
         pull = torch.zeros_like(entropy) if grad_logp is None else grad_logp * scale
         spread = None if grad_entropy is None else grad_entropy * scale
-        grad_hidden = torch.zeros(hidden.shape, dtype=torch.float32, device=hidden.device)
-        grad_weight = torch.empty_like(weight) if ctx.needs_input_grad[1] else None
+        grad_hidden, grad_weight = None, None
+        if ctx.needs_input_grad[0]:
+            grad_hidden = torch.zeros(hidden.shape, dtype=torch.float32, device=hidden.device)
+        if ctx.needs_input_grad[1]:
+            grad_weight = torch.empty_like(weight) if len(hidden) else torch.zeros_like(weight)
         for ids in tiles.id_slices():
             part = None if grad_weight is None else _room(grad_weight[ids], tiles.height >= len(hidden))
             for number, rows in enumerate(tiles.token_tiles()):
                 flow = _pull_back(tiles, rows, ids, pull, spread, entropy, total).to(hidden.dtype)
-                _add_product(grad_hidden[rows], flow, weight[ids])
+                if grad_hidden is not None:
+                    _add_product(grad_hidden[rows], flow, weight[ids])
                 if part is not None:
                     _add_product(part, flow.t(), hidden[rows], fresh=number == 0)
-            if grad_weight is not None and part is not None:
-                if not len(hidden):
-                    part.zero_()
-                if part.dtype != grad_weight.dtype:
-                    grad_weight[ids] = part
-        return grad_hidden.to(hidden.dtype), grad_weight, None, None, None, None
+            if grad_weight is not None and part is not None and part.dtype != grad_weight.dtype:
+                grad_weight[ids] = part
+        return None if grad_hidden is None else grad_hidden.to(hidden.dtype), grad_weight, None, None, None, None
 
 
 class _Tiles:
@@ -109,7 +110,7 @@ class _Tiles:
         weight: Tensor,
         targets: Tensor,
         inverse: Tensor | None,
-        banned: Tensor | None,
+        banned: Sequence[int],
         chunk: int,
     ) -> None:
         self.hidden, self.weight, self.targets, self.inverse = hidden, weight, targets, inverse
@@ -117,7 +118,7 @@ class _Tiles:
         least = min(_LEAST_WIDTH, vocabulary)
         self.height = max(1, min(n, chunk // least))
         self.width = max(1, min(vocabulary, max(least, chunk // self.height)))
-        self.banned = [] if banned is None else sorted(banned.tolist())
+        self.banned = banned
         self._raw = hidden.new_empty(self.height * self.width)
         self._low = hidden.dtype != torch.float32
         self._wide = self._raw.float() if self._low else self._raw
@@ -163,9 +164,9 @@ def _judge(tiles: _Tiles, rows: slice) -> tuple[Tensor, Tensor, Tensor]:
     """Log-probs, entropies and log-sum-exps of a token tile, gathered over slices with a running maximum."""
     n = rows.stop - rows.start
     top = tiles.hidden.new_full((n,), -torch.inf, dtype=torch.float32)
-    mass, moment, own = (
-        torch.zeros_like(top) for _ in range(3)
-    )  # sums of e and of e * (x - top), with e = exp(x - top)
+    mass = torch.zeros_like(top)  # sum of e = exp(x - top)
+    moment = torch.zeros_like(top)  # sum of e * (x - top)
+    own = torch.zeros_like(top)
     for ids in tiles.id_slices():
         tile = tiles.logits(rows, ids)
         inside, columns = tiles.own(rows, ids)

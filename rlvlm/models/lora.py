@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import peft
-from peft.tuners.lora import Linear as LoraLinear
-from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 
 from rlvlm.errors import ConfigError, nearest
@@ -24,6 +22,8 @@ def add_adapters(model: Any, family: Family, config: LoraConfig) -> None:
     Raises ``ConfigError`` when a target is the head or an embedding, whose weights are read directly so that an adapter on
     them would be ignored, or when a target matches no layer.
     """
+    import peft
+
     forbidden = {id(model.get_output_embeddings()), id(model.get_input_embeddings())}
     refused = [name for name, module in model.named_modules() if id(module) in forbidden]
     for target in config.targets or ():
@@ -64,13 +64,13 @@ def _pick(linear: set[str], targets: Sequence[str]) -> list[str]:
 
 def has_adapters(model: nn.Module) -> bool:
     """Whether any layer has an adapter."""
-    return any(isinstance(module, BaseTunerLayer) for module in model.modules())
+    return bool(_adapted(model))
 
 
 @contextlib.contextmanager
 def adapters_off(model: nn.Module) -> Iterator[None]:
     """Switches every adapter off, and on again when the block ends."""
-    layers = [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
+    layers = _adapted(model).values()
     trains = [(weight, weight.requires_grad) for layer in layers for weight in layer.parameters()]
     for layer in layers:
         layer.enable_adapters(False)
@@ -90,9 +90,7 @@ def weight_names(model: nn.Module) -> list[str]:
 
 def merged_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Every parameter by the name that it has without adapters, with their updates added; no copy where there is none."""
-    adapted = {
-        f"{name}.base_layer.weight": module for name, module in model.named_modules() if isinstance(module, LoraLinear)
-    }
+    adapted = {f"{name}.base_layer.weight": layer for name, layer in _adapted(model).items()}
     for name, weight in model.named_parameters():
         if ".lora_" in name:
             continue
@@ -100,3 +98,12 @@ def merged_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
         if name in adapted:
             value = value + adapted[name].get_delta_weight(_ADAPTER).detach().to(value.dtype)
         yield name.replace(".base_layer.", "."), value
+
+
+def _adapted(model: nn.Module) -> dict[str, Any]:
+    """Layers with an adapter by name; none while nothing has imported peft, which takes its time."""
+    if "peft" not in sys.modules:
+        return {}
+    from peft.tuners.lora import Linear
+
+    return {name: module for name, module in model.named_modules() if isinstance(module, Linear)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,15 +31,15 @@ class Costs:
     copy: float
 
     @staticmethod
-    def of(parameters: Iterable[tuple[str, Tensor]], part_of: Callable[[str], str], config: object) -> Costs:
+    def of(parameters: Iterable[tuple[str, Tensor]], part_of: Callable[[str], str], config: Any) -> Costs:
         """Counted from a model's matrices (its embeddings apart) and the config of its language model."""
         sizes = {"vision": 0, "connector": 0, "language": 0}
         for name, weight in parameters:
             if weight.dim() > 1 and "embed" not in name and "lm_head" not in name:
                 sizes[part_of(name)] += weight.numel()
-        layers, heads = config.num_hidden_layers, config.num_attention_heads  # type: ignore[attr-defined]
-        size = getattr(config, "head_dim", None) or config.hidden_size // heads  # type: ignore[attr-defined]
-        groups = config.num_key_value_heads  # type: ignore[attr-defined]
+        layers, heads = config.num_hidden_layers, config.num_attention_heads
+        size = getattr(config, "head_dim", None) or config.hidden_size // heads
+        groups = config.num_key_value_heads
         return Costs(
             patch=2.0 * (sizes["vision"] + sizes["connector"]),
             token=2.0 * sizes["language"],

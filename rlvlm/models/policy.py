@@ -76,11 +76,13 @@ class Policy(nn.Module):
         weight = self.model.get_output_embeddings().weight
         if rows.targets is None:
             return next_token_logits(states, weight, self.banned)
-        logp, entropy = token_logp(states, weight, rows.targets, rows.temperature, self.banned, self.head_chunk)
+        logp, entropy = token_logp(
+            states, weight, rows.targets, rows.temperature, self.family.banned_ids, self.head_chunk
+        )
         return TokenOutputs(rows.scatter(logp), rows.scatter(entropy))
 
     def states(self, rows: Rows) -> Tensor:
-        """[N, H] last hidden states at the rows' reads; for this forward, and for that of a module that puts a head of its own on."""
+        """[N, H] last hidden states at the rows' reads; public for modules whose own forward puts another head on them."""
         embeds = self.model.get_input_embeddings()(rows.ids)
         if rows.pictures is None:
             inputs: dict[str, Any] = {"inputs_embeds": embeds}
@@ -89,13 +91,12 @@ class Policy(nn.Module):
             inputs = self.family.language_inputs(embeds, rows.pictures, features)
         if rows.layout is None:
             inputs["attention_mask"] = rows.attention_mask
-        else:
-            inputs["layout"] = rows.layout
-            inputs["attention_mask"] = rows.ids.new_ones(
-                1, 1, 1, 1, dtype=torch.bool
-            )  # 4-D: taken as it is, none is made
-        options = {"use_cache": False, **rows.model_kwargs}
-        hidden = self.model.model.language_model(position_ids=rows.positions, **inputs, **options).last_hidden_state
+        else:  # a mask of four dimensions is taken as it is, so that none is made
+            unused = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=embeds.device)
+            inputs |= {"layout": rows.layout, "attention_mask": unused}
+        hidden = self.model.model.language_model(
+            position_ids=rows.positions, use_cache=False, **inputs
+        ).last_hidden_state
         return hidden.flatten(0, 1).index_select(0, rows.reads)
 
     # ------------------------------------------------------------------ layouts
@@ -127,8 +128,10 @@ class Policy(nn.Module):
         return len(batch) > 0 and self._kind(batch) == "shared"
 
     def _kind(self, batch: Batch) -> str:
-        if not len(batch) or (self.layout_kind != "auto" and not self.dropout_active):
-            return "packed" if self.layout_kind == "auto" else self.layout_kind
+        if self.layout_kind != "auto":
+            return self.layout_kind
+        if not len(batch):
+            return "packed"
         plan = self.plan(batch)
         if plan.kind != self._planned:
             _LOG.info("%s", plan.why)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -50,7 +50,6 @@ class Rows:
         attention_mask: [R, T] bool for padded rows; ``None`` with a layout.
         layout: says how tokens attend; travels as a forward keyword.
         pictures: ``None`` only where no rank makes a vision call (decoding).
-        model_kwargs: further keywords for the language model, such as a cache.
     """
 
     ids: Tensor
@@ -62,7 +61,6 @@ class Rows:
     attention_mask: Tensor | None = None
     layout: AttentionLayout | None = None
     pictures: Pictures | None = None
-    model_kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def scatter(self, values: Tensor) -> Tensor:
         """[N] values at the judged tokens of [B, L], zero elsewhere."""

@@ -1,4 +1,4 @@
-"""Where pictures stand in the sequences of a forward, as index tensors, and the checks that they stand where they say."""
+"""Where pictures stand in the sequences of a forward, as index tensors."""
 
 from __future__ import annotations
 
@@ -52,31 +52,6 @@ def join_tables(first: SpanTable, second: SpanTable, shift: int = 0) -> SpanTabl
     joined = (torch.cat((getattr(first, name), getattr(second, name)))[order] for name in ("length", "media"))
     length, media = joined
     return SpanTable(segment[order], offset[order], length, media, grid)
-
-
-def check_placeholders(table: SpanTable, counts: Tensor, found: Tensor, name_of: Callable[[int], str]) -> None:
-    """Raises ``DataError`` for the first of S sequences whose placeholder tokens are not those of its pictures.
-
-    Args:
-        counts: [S] placeholder tokens in each sequence.
-        found: [K] how many of each picture's ``length`` tokens are placeholders.
-        name_of: words a sequence for the message.
-    """
-    promised = torch.zeros_like(counts).index_add_(0, table.segment, table.length)
-    wrong = (counts != promised).nonzero()
-    if len(wrong):
-        number = int(wrong[0])
-        raise DataError(
-            f"{name_of(number)} holds {int(counts[number])} placeholder tokens, but its pictures give "
-            f"{int(promised[number])} features; ban placeholder ids from sampling and encode the prompt with this model's family."
-        )
-    off = (found != table.length).nonzero()
-    if len(off):
-        picture = int(off[0])
-        raise DataError(
-            f"{name_of(int(table.segment[picture]))} has a picture of {int(table.length[picture])} tokens at token "
-            f"{int(table.offset[picture])}, where only {int(found[picture])} are placeholders; its spans are wrong."
-        )
 
 
 def gather_pictures(

@@ -15,14 +15,14 @@ from rlvlm.models.head import next_token_logits, token_logp
 
 
 def full(
-    hidden: Tensor, weight: Tensor, targets: Tensor, temperature: Tensor | None = None, banned: Tensor | None = None
+    hidden: Tensor, weight: Tensor, targets: Tensor, temperature: Tensor | None = None, banned: list[int] | None = None
 ) -> tuple[Tensor, Tensor]:
     """The same by plain autograd over all logits."""
     logits = hidden @ weight.T
     if temperature is not None:
         logits = logits / temperature[:, None]
     if banned is not None:
-        logits = logits.index_fill(1, banned, -1e30)
+        logits = logits.index_fill(1, torch.tensor(banned, dtype=torch.int64), -1e30)
     logp = logits.log_softmax(-1)
     return logp.gather(1, targets[:, None]).squeeze(1), -(logp.exp() * logp).sum(-1)
 
@@ -57,9 +57,7 @@ def test_values_and_gradients_are_those_of_full_float64_logits(
 ) -> None:
     hidden, weight, targets, heat = case(n, 6, vocabulary, seed)
     temperature = heat if heated else None
-    banned = (
-        torch.tensor([int(t) for t in (0, vocabulary // 2) if t not in targets], dtype=torch.int64) if bans else None
-    )
+    banned = [int(t) for t in (0, vocabulary // 2) if t not in targets] if bans else []
     leaves = [hidden.clone().requires_grad_(), weight.clone().requires_grad_()]
     exact = [hidden.double().requires_grad_(), weight.double().requires_grad_()]
     ours = token_logp(*leaves, targets, temperature, banned, chunk=chunk)
@@ -75,7 +73,7 @@ def test_no_number_depends_on_the_size_of_the_tiles(chunk: int, monkeypatch: pyt
     monkeypatch.setattr("rlvlm.models.head._LEAST_WIDTH", 64)
     hidden, weight, targets, heat = case(23, 16, 501)
     leaves = [hidden.requires_grad_(), weight.requires_grad_()]
-    banned = torch.tensor([t for t in (3, 77, 500) if t not in targets])
+    banned = [t for t in (3, 77, 500) if t not in targets]
     one = token_logp(*leaves, targets, heat, banned)
     other = token_logp(*leaves, targets, heat, banned, chunk=chunk)
     for a, b in zip(
@@ -87,7 +85,7 @@ def test_no_number_depends_on_the_size_of_the_tiles(chunk: int, monkeypatch: pyt
 def test_extreme_logits_stay_finite() -> None:
     hidden, weight, targets, _ = case(8, 4, 50)
     leaves = [(hidden * 1e3).requires_grad_(), weight.requires_grad_()]
-    outputs = token_logp(*leaves, targets, banned=torch.tensor([7]))
+    outputs = token_logp(*leaves, targets, banned=[7])
     assert all(value.isfinite().all() for value in (*outputs, *gradients(outputs, (1, 1), *leaves)))
     assert (outputs[0] <= 0).all()
     assert (outputs[1] >= -1e-4).all()

@@ -104,7 +104,9 @@ def test_a_sampled_placeholder_is_named_with_its_sample_and_both_counts(
     ids[4, int(batch["attention_mask"][4].sum()) - 1] = (
         policy.family.placeholder_id
     )  # second answer of a prompt without pictures
-    with pytest.raises(DataError, match=r"sample 4 of prompt 'p1' holds 1 placeholder.* 0 "):
+    with pytest.raises(
+        DataError, match="sample 4 of prompt 'p1' holds 1 placeholder tokens, but its pictures give 0 features"
+    ):
         policy.layout(batch.with_(input_ids=ids), kind)
 
 
@@ -113,7 +115,9 @@ def test_a_lost_span_is_named_with_its_prompt_and_both_counts(policy: Policy, ba
     family = policy.family
     both, one = (sum(span.length for span in batch.prompts[2].spans[:n]) for n in (2, 1))
     broken = with_prompt(batch, 2, spans=batch.prompts[2].spans[:1])
-    with pytest.raises(DataError, match=f"prompt 'p2' holds {both} placeholder tokens, but its pictures give {one}"):
+    with pytest.raises(
+        DataError, match=f"of prompt 'p2' holds {both} placeholder tokens, but its pictures give {one} features"
+    ):
         policy.layout(broken, kind)
     assert family.image_tokens((56, 56)) == one
 
@@ -123,9 +127,22 @@ def test_a_span_in_the_wrong_place_is_named(policy: Policy, batch: Batch, kind: 
     span = batch.prompts[0].spans[0]
     moved = with_prompt(batch, 0, spans=(dataclasses.replace(span, offset=span.offset + 1),))
     with pytest.raises(
-        DataError, match=f"prompt 'p0' has a picture of {span.length} tokens .* only {span.length - 1} are"
+        DataError, match=f"of prompt 'p0' holds {span.length} placeholder tokens, which stand elsewhere"
     ):
         policy.layout(moved, kind)
+    beyond = with_prompt(batch, 0, spans=(dataclasses.replace(span, offset=10_000),))
+    with pytest.raises(DataError, match="of prompt 'p0' .* which stand elsewhere"):
+        policy.layout(beyond, kind)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_judged_token_that_can_not_be_sampled_is_named(kind: str) -> None:
+    policy = tiny.policy("qwen2_5_vl")
+    batch = mixed_batch(policy, [[3, 1, 5], [4, 4], [1], [7, 2]])
+    ids = batch["input_ids"].clone()
+    ids[3, int(batch["attention_mask"][3].sum()) - 2] = policy.tokenizer.get_vocab()["<|vision_start|>"]
+    with pytest.raises(DataError, match="sample 3 of prompt 'p1' judges a token that stands for pictures"):
+        policy.layout(batch.with_(input_ids=ids), kind)
 
 
 @pytest.mark.parametrize("kind", KINDS)
