@@ -30,7 +30,7 @@ def toy_llava(
     hidden: int = 128,
     layers: int = 2,
     kv_heads: int = 2,
-    mlp: int = 128,
+    mlp: int = 192,
     vision_hidden: int = 128,
     vision_layers: int = 1,
     vision_mlp: int = 128,
