@@ -23,7 +23,7 @@ from hydra.errors import HydraException, MissingConfigException
 from hydra.plugins.config_source import ConfigResult
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from hydra.types import RunMode
-from omegaconf import MISSING, DictConfig, OmegaConf, open_dict
+from omegaconf import MISSING, DictConfig, OmegaConf, flag_override, open_dict
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 from yaml import YAMLError
 
@@ -200,11 +200,12 @@ def make_search_path(folders: list[Path]) -> ConfigSearchPathImpl:
 
 def _with_task(config: DictConfig, tree: Tree, values: list[Override], all_read: list[Override]) -> DictConfig:
     """Hydra's config with the tree as its task part, typed by the schema, and with all overrides on record."""
+    typed = OmegaConf.structured(Recipe)
     try:
-        typed = OmegaConf.merge(OmegaConf.structured(Recipe), tree)
+        typed.merge_with(tree)
     except OmegaConfBaseException as error:
         raise RecipeError([f"the recipe can't be composed: {' '.join(str(error).split())}."]) from error
-    with open_dict(config):
+    with open_dict(config), flag_override(config, "no_deepcopy_set_nodes", True):
         config.merge_with(typed)
         for key in missing_keys(tree):  # a merge passes over what is still to be given
             OmegaConf.update(config, key, MISSING)

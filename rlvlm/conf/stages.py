@@ -24,7 +24,7 @@ OF_THE_RUN = ("plugins", "run.dir", "run.name", "run.trackers", "run.threads")
 
 
 def layer_problems(layer: Mapping[str, Any]) -> list[str]:
-    """What the schema has against a layer of a recipe, stages included, as ends of sentences."""
+    """What the schema has against a layer of a recipe, stages included, each as a sentence without its full stop."""
     problems = find_problems(layer, Recipe)
     stages = layer.get("stages")
     for index, stage in enumerate(stages if isinstance(stages, list) else []):

@@ -68,7 +68,7 @@ def suggest(path: str, known: Iterable[str]) -> str:
 
 
 def find_problems(tree: Mapping[str, Any], cls: type, known: Iterable[str] | None = None, path: str = "") -> list[str]:
-    """Keys that the dataclass does not have and values that do not fit, as the ends of sentences: ``(key, what is wrong)``.
+    """Keys that the dataclass does not have and values that do not fit, each as a sentence without its full stop.
 
     Values that are not known yet (``???``, interpolations) pass.
     """

@@ -25,45 +25,61 @@ def test_every_preset_is_accepted_on_any_recipe(name):
     assert found.problems == []
 
 
-@pytest.mark.parametrize(
-    ("override", "piece"),
-    [
-        ("algorithm.advantage=grop", "no advantage called 'grop' (did you mean 'grpo'?)"),
-        ("algorithm.policy_loss.clip_hgih=0.3", "no option 'clip_hgih' (did you mean 'clip_high'?)"),
-        ("algorithm.policy_loss.clip_high=wide", "option 'clip_high'"),
-        ("algorithm.aggregation=token-maen", "(did you mean 'token-mean'?)"),
-        ("algorithm.regularizers.entropi=0.1", "(did you mean 'entropy'?)"),
-        ("algorithm.filters=[spred]", "no filter called 'spred'"),
-        ("algorithm.advantage=gae", "gae"),  # reads values, and nothing writes them
-        ("algorithm.kl_in_reward.wieght=0.1", "(did you mean 'weight'?)"),
-        ("reward.rules.nubmer=1.0", "(did you mean 'number'?)"),
-        ("reward.rules.format.sytle=boxed", "(did you mean 'style'?)"),
-        ("reward.rules.number={weight: 1.0, gate: formt}", "(did you mean 'format'?)"),
-        ("~reward.rules", "reward.rules is empty"),
-        (
-            "run.accuracy_rule=numbr",
-            "run.accuracy_rule is 'numbr', which is none of reward.rules (did you mean 'number'?)",
-        ),
-        ("run.trackers=[jsnl]", "no tracker called 'jsnl' (did you mean 'jsonl'?)"),
-        ("rollout.top_p=0", "top_p"),
-        ("rollout.n=0", "'n' is at least 1"),
-        ("train_engine=locl", "(did you mean 'local'?)"),
-        ("inference_engine.cash_tokens=3", "(did you mean 'cache_tokens'?)"),
-        ("model.build.task=shape", "option 'task'"),
-        ("model.build=toy_lava", "(did you mean 'toy_llava'?)"),
-        ("model.path=somewhere", "exactly one of model.path and model.build"),
-        ("data.template=boxd", "(did you mean 'boxed'?)"),
-        ("data.train.sise=3", "(did you mean 'size'?)"),
-        ("data.train=shaps", "(did you mean 'shapes'?)"),
-        ("data.train=null", "data.train is empty"),
-        ("actor.optimizer.schedule=cosin", "(did you mean 'cosine'?)"),
-        ("actor.optimizer.groups.vision.lrr=1e-5", "(did you mean 'lr'?)"),
-        ("plugins=[nowhere.py]", "plugin file 'nowhere.py' does not exist"),
-        ("stages.rlvr.pipeline=rlvrr", "(did you mean 'rlvr'?)"),
-        ("stages.warmup.init=previous", "but it is the first stage"),
-    ],
-)
-def test_each_fault_is_found_and_said_once(override, piece):
+FAULTS = [
+    ("algorithm.advantage=grop", "no advantage called 'grop' (did you mean 'grpo'?)"),
+    ("algorithm.policy_loss.clip_hgih=0.3", "no option 'clip_hgih' (did you mean 'clip_high'?)"),
+    ("algorithm.aggregation=token-maen", "(did you mean 'token-mean'?)"),
+    ("algorithm.regularizers.entropi=0.1", "(did you mean 'entropy'?)"),
+    ("algorithm.filters=[spred]", "no filter called 'spred'"),
+    ("algorithm.kl_in_reward.wieght=0.1", "(did you mean 'weight'?)"),
+    ("reward.rules.nubmer=1.0", "no reward called 'nubmer' (did you mean 'number'?)"),
+    ("reward.rules.format.sytle=boxed", "(did you mean 'style'?)"),
+    ("run.accuracy_rule=numbr", "run.accuracy_rule is 'numbr', which is none of reward.rules (did you mean 'number'?)"),
+    ("run.trackers=[jsnl]", "no tracker called 'jsnl' (did you mean 'jsonl'?)"),
+    ("rollout.n=0", "'n' is at least 1"),
+    ("train_engine=locl", "(did you mean 'local'?)"),
+    ("inference_engine.cash_tokens=3", "(did you mean 'cache_tokens'?)"),
+    ("model.build.task=shape", "option 'task'"),
+    ("data.template=boxd", "(did you mean 'boxed'?)"),
+    ("data.train.sise=3", "(did you mean 'size'?)"),
+    ("actor.optimizer.groups.vision.lrr=1e-5", "(did you mean 'lr'?)"),
+    ("plugins=[nowhere.py]", "plugin file 'nowhere.py' does not exist"),
+]
+"""Faults of parts, all in one recipe, and a piece of the sentence for each."""
+
+ALONE = [
+    ("algorithm.policy_loss.clip_high=wide", "option 'clip_high'"),
+    ("algorithm.advantage=gae", "gae"),  # reads values, and nothing writes them
+    ("reward.rules.number={weight: 1.0, gate: formt}", "(did you mean 'format'?)"),
+    ("~reward.rules", "reward.rules is empty"),
+    ("rollout.top_p=0", "top_p"),
+    ("model.build=toy_lava", "(did you mean 'toy_llava'?)"),
+    ("model.path=somewhere", "exactly one of model.path and model.build"),
+    ("data.train=shaps", "(did you mean 'shapes'?)"),
+    ("data.train=null", "data.train is empty"),
+    ("actor.optimizer.schedule=cosin", "(did you mean 'cosine'?)"),
+    ("stages.rlvr.pipeline=rlvrr", "(did you mean 'rlvr'?)"),
+    ("stages.warmup.init=previous", "but it is the first stage"),
+]
+
+
+@pytest.fixture(scope="module")
+def all_problems() -> list[str]:
+    return examine("quickstart", [override for override, _ in FAULTS])[1].problems
+
+
+def test_all_faults_come_at_once_and_each_is_one_sentence(all_problems):
+    assert len(all_problems) == len(FAULTS), all_problems
+    assert all("\n" not in problem for problem in all_problems)
+
+
+@pytest.mark.parametrize(("override", "piece"), FAULTS)
+def test_each_fault_among_many_is_told_once(override, piece, all_problems):
+    assert len([problem for problem in all_problems if piece in problem]) == 1, override
+
+
+@pytest.mark.parametrize(("override", "piece"), ALONE)
+def test_a_fault_is_told_once(override, piece):
     _, found = examine("quickstart", [override])
     told = [problem for problem in found.problems if piece in problem]
     assert len(told) == 1, found.problems

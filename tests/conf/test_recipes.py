@@ -63,45 +63,65 @@ def test_a_rule_can_be_reweighted_added_and_taken_out():
     assert recipe.reward.rules == {"format": format_rule, "string": 0.1}
 
 
-@pytest.mark.parametrize(
-    ("override", "piece"),
-    [
-        ("actor.epchs=2", "(did you mean 'actor.epochs'?)"),
-        ("epochs=2", "(did you mean 'actor.epochs'?)"),
-        ("+actor.epchs=2", "(did you mean 'actor.epochs'?)"),
-        ("actor.epochs=two", "takes a whole number, got 'two'"),
-        ("actor.epochs=2.5", "takes a whole number, got 2.5"),
-        ("actor=3", "is a group of keys (epochs"),
-        ("plugins=a.py", "takes a list"),
-        ("actor.epochs", "sets nothing; write it as key=value"),
-        ("run.dir=[1", "can't be read"),
-        ("actor.epochs=1,2", "gives several values"),
-        ("~reward.rules.fromat", "(did you mean 'format'?)"),
-        ("modl=x", "(did you mean 'model'?)"),
-        ("preset=x", "preset"),
-        ("prest/x=y", "config group 'prest/x', which does not exist"),
-        ("hydra.rn.dir=x", "(did you mean 'hydra.run'?)"),
-        ("hydra/laucher=basic", "(did you mean 'hydra/launcher'?)"),
-        ("hydra/launcher=bsic", "(did you mean 'basic'?)"),
-        ("stages.wrmup.run.steps=1", "(did you mean 'warmup'?)"),
-        ("stages.warmup.run.stps=1", "(did you mean 'stages.warmup.run.steps'?)"),
-        ("stages.warmup.run.dir=x", "of the whole run"),
-        ("stages=[3]", "is a group of keys"),
-        (
-            "actor.optimizer.lr=${rollout.nn}",
-            "refers to 'rollout.nn', which does not exist (did you mean 'rollout.n'?)",
-        ),
-        ("actor.epochs=${rollout.temperature}", "actor.epochs"),
-        ("model.path=???", "the key 'model.path' has no value"),
-        ("data.over_long=drp", "(did you mean 'drop'?)"),
-        ("model.dtype=bf16", "model.dtype is one of"),
-    ],
-)
-def test_each_wrong_override_is_one_sentence(override, piece):
+TOGETHER = [
+    ("actor.epchs=2", "(did you mean 'actor.epochs'?)"),
+    ("epochs=2", "(did you mean 'actor.epochs'?)"),
+    ("+rollout.temprature=2", "(did you mean 'rollout.temperature'?)"),
+    ("actor.epochs=two", "takes a whole number, got 'two'"),
+    ("actor.epochs=2.5", "takes a whole number, got 2.5"),
+    ("actor=3", "is a group of keys (epochs"),
+    ("plugins=a.py", "takes a list"),
+    ("actor.shuffle", "override 'actor.shuffle' sets nothing; write it as key=value"),
+    ("run.dir=[1", "can't be read"),
+    ("run.steps=1,2", "gives several values"),
+    ("~reward.rules.fromat", "(did you mean 'format'?)"),
+    ("modl=x", "(did you mean 'model'?)"),
+    ("prest/x=y", "config group 'prest/x', which does not exist"),
+    ("hydra/laucher=basic", "(did you mean 'hydra/launcher'?)"),
+    ("stages.wrmup.run.steps=1", "(did you mean 'warmup'?)"),
+    ("stages.warmup.run.stps=1", "(did you mean 'stages.warmup.run.steps'?)"),
+    ("stages.warmup.run.dir=x", "of the whole run"),
+]
+"""Wrong overrides that are found while the recipe is composed, all in one go, and a piece of the sentence for each."""
+
+ALONE = [
+    ("+preset=vrel", "config group 'preset' has no choice 'vrel' (did you mean 'verl'?)"),
+    ("preset=verl", "this recipe makes no choice of 'preset' that could be changed; add one with +preset="),
+    ("hydra.rn.dir=x", "(did you mean 'hydra.run'?)"),
+    ("hydra/launcher=bsic", "(did you mean 'basic'?)"),
+    ("stages=[3]", "is a group of keys"),
+    ("actor.optimizer.lr=${rollout.nn}", "refers to 'rollout.nn', which does not exist (did you mean 'rollout.n'?)"),
+    ("actor.epochs=${rollout.temperature}", "actor.epochs"),
+    ("model.path=???", "the key 'model.path' has no value"),
+    ("data.over_long=drp", "(did you mean 'drop'?)"),
+    ("model.dtype=bf16", "model.dtype is one of"),
+]
+
+
+@pytest.fixture(scope="module")
+def all_problems() -> list[str]:
+    return problems_of(*(override for override, _ in TOGETHER))
+
+
+def is_one_sentence(problem: str) -> bool:
+    return problem.endswith(".") and "\n" not in problem
+
+
+def test_each_wrong_override_is_one_sentence_and_none_hides_another(all_problems):
+    assert len(all_problems) == len(TOGETHER)
+    assert all(map(is_one_sentence, all_problems))
+
+
+@pytest.mark.parametrize(("override", "piece"), TOGETHER)
+def test_a_wrong_override_is_told_with_what_was_meant(override, piece, all_problems):
+    assert len([problem for problem in all_problems if f"override '{override}'" in problem and piece in problem]) == 1
+
+
+@pytest.mark.parametrize(("override", "piece"), ALONE)
+def test_a_wrong_override_that_ends_composition_is_one_sentence(override, piece):
     (problem,) = problems_of(override)
     assert piece in problem
-    assert problem.endswith(".")
-    assert "\n" not in problem
+    assert is_one_sentence(problem)
 
 
 def test_all_wrong_keys_come_at_once_each_naming_its_file_or_override(write):
