@@ -15,6 +15,7 @@ import resource
 import subprocess
 import sys
 import time
+from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -24,8 +25,8 @@ from benchmarks.peers import peer_python
 from rlvlm.data.offline_packing.bins import Budget, pack
 
 FULL = 85_000_000
-SHARED = 1_000_000  # samples that every side packs
-REPEATS = 3
+SHARED = 200_000  # samples that every side packs
+REPEATS = 2
 BUDGETS = (8192, 32768)
 PATCHES = {8192: 24_000, 32768: 96_000}
 BATCHES = (4, 16, 64)
@@ -48,9 +49,8 @@ def draw_costs(count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
 
 def full_scale(budget: int, with_patches: bool) -> dict[str, float]:
     """Packs 85 M samples in a process of its own, so that its peak memory is told apart."""
-    context = multiprocessing.get_context("spawn")
-    with context.Pool(1) as pool:
-        return pool.apply(_pack_full, (budget, with_patches))
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(_pack_full, budget, with_patches).result()
 
 
 def _pack_full(budget: int, with_patches: bool) -> dict[str, float]:
@@ -135,6 +135,7 @@ def main() -> None:
     """Prints the tables, then one line of JSON."""
     if "--inside" not in sys.argv:  # TRL lives in the peers' environment, and both sides run there
         sys.exit(subprocess.run([str(peer_python()), "-m", "benchmarks.packing", "--inside"]).returncode)
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     results = {budget: compare(budget) for budget in BUDGETS}
     print(f"{FULL:,} samples on one core")
     figures: dict[str, dict[str, float]] = {}

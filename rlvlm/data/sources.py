@@ -37,6 +37,7 @@ SOURCES = Registry(
         "rlvlm.data.files.tars",
         "rlvlm.data.toys.shapes",
         "rlvlm.data.toys.digits",
+        "rlvlm.data.toys.captions",
     ),
     readable=lambda: ("path", "split", "seed"),
 )

@@ -149,8 +149,11 @@ def sft(stage: Stage, policy: Policy, context: StageContext) -> StageResult:
     engine = build_engine(stage, policy, steps=stage.run.steps)
     parts = SFT(engine, stage.actor.token_budget)
     loader = supervised_loader(stage.data, policy.family, stage.run.seed)
-    with Reward(stage.reward) as reward:
-        examiner = Examiner(stage, policy, build_rollout(stage, policy, engine), reward) if stage.reward.rules else None
+    with contextlib.ExitStack() as stack:
+        examiner = None
+        if stage.reward.rules:
+            reward = stack.enter_context(Reward(stage.reward))
+            examiner = Examiner(stage, policy, build_rollout(stage, policy, engine), reward)
         loop = _loop(stage, context, engine, parts, examiner)
         before = context.run.stage(stage.name) / "before.json"
         if not loop.resume(loader) or not before.exists():
