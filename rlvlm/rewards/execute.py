@@ -101,7 +101,7 @@ def run_rows(part: Part, label: str, samples: Samples, rows: Sequence[int], into
     loose = samples.incomplete.intersection(optional)
     if not loose and [*optional] == [*part.optional[: len(optional)]]:
         needed, optional = [*needed, *optional.values()], {}
-    call, values = _by_position(part), into.values
+    call, values = by_position(part), into.values
     for row, given in zip(rows, _zipped(needed, rows, len(samples)), strict=True):
         try:
             value = call(*given, **_present(optional, row)) if optional else call(*given)
@@ -113,7 +113,7 @@ def run_rows(part: Part, label: str, samples: Samples, rows: Sequence[int], into
             into.put(row, label, value)
 
 
-def _by_position(part: Part) -> Callable[..., Any]:
+def by_position(part: Part) -> Callable[..., Any]:
     """The part's function with its options set, without the registry's wrapper between."""
     function = getattr(part.call, "__wrapped__", None)
     return part.call if function is None else functools.partial(function, **part.options) if part.options else function

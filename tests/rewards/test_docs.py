@@ -1,0 +1,30 @@
+"""The page on rewards is made from the registry, and its YAML is valid."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from rlvlm.rewards.compose import build_rules
+from rlvlm.rewards.config import RewardConfig
+
+ROOT = Path(__file__).parent.parent.parent
+PAGE = (ROOT / "docs/rewards.md").read_text(encoding="utf-8")
+
+
+def test_the_tables_are_up_to_date() -> None:
+    done = subprocess.run([sys.executable, "docs/make_rewards.py", "--check"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    "block", [block for block in re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL) if "style: verl" not in block]
+)
+def test_every_recipe_on_the_page_builds(block: str) -> None:
+    node = yaml.safe_load(re.sub(r"^  ", "", block, flags=re.MULTILINE) if block.startswith("  ") else block)
+    build_rules(RewardConfig(**node["reward"]))
