@@ -158,7 +158,7 @@ def seconds_of(work: Callable[[], Any]) -> float:
 
 
 def compare(name: str) -> dict[str, Any]:
-    """Median seconds of every side on the same completions, in turn."""
+    """Best seconds of every side on the same completions, in turn."""
     runner = Runner(RewardConfig(rules={name: {**OPTIONS.get(name, {}), "weight": 1.0}}, workers=WORKERS, timeout=60.0))
     sides: dict[str, Callable[[Sequence[Row]], Any]] = {
         "runner": lambda rows: run_pooled(runner, rows),
@@ -179,7 +179,7 @@ def compare(name: str) -> dict[str, Any]:
     return {
         "place": place,
         "rows": ROWS.get(name, CHEAP_ROWS),
-        **{side: statistics.median(one) for side, one in times.items()},
+        **{side: min(one) for side, one in times.items()},
     }
 
 

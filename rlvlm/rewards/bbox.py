@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
-
-import numpy as np
 
 from rlvlm.errors import RewardError
 from rlvlm.rewards.geometry import (
     BoxFormat,
+    Shape,
     Space,
-    best_pairs,
+    converted,
     corners,
     iou,
+    matched_share,
     read_gold,
     read_shapes,
     shapes_in,
-    to_unit,
 )
 from rlvlm.rewards.rule import register_reward
 
@@ -67,17 +67,12 @@ def bbox(
     several = len(golds) > 1 if multi is None else multi
     if not several and len(found) > 1:
         return 0.0
-    space = gold_space or pred_space
-    boxes, targets = np.asarray(found), np.asarray(golds)
-    if space != pred_space:
-        sizes = {"pixel": image_size, "resized": resized_size}
-        boxes, targets = to_unit(found, pred_space, sizes), to_unit(golds, space, sizes)
-    overlaps = iou(corners(boxes, pred_format), corners(targets, gold_format), generalised=giou)
+    sizes = {"pixel": image_size, "resized": resized_size}
+    boxes = [corners(box, pred_format) for box in converted(found, pred_space, gold_space or pred_space, sizes)]
+    overlaps = [[iou(box, corners(gold, gold_format), generalised=giou) for gold in golds] for box in boxes]
     if iou_threshold is not None:
-        overlaps = (overlaps >= iou_threshold).astype(np.float64)
-    if not several:
-        return float(overlaps.max())
-    return best_pairs(overlaps) / max(overlaps.shape)
+        overlaps = [[float(overlap >= iou_threshold) for overlap in row] for row in overlaps]
+    return matched_share(overlaps) if several else max(overlaps[0])
 
 
 @register_reward(
@@ -119,23 +114,16 @@ def point(
         raise RewardError(
             "the gold answer is a point, so the rule 'point' needs its option 'radius', in the gold's units."
         )
-    space = gold_space or pred_space
-    points, targets = np.asarray(found), np.asarray(golds)
-    if space != pred_space:
-        sizes = {"pixel": image_size, "resized": resized_size}
-        points = to_unit(found, pred_space, sizes) / to_unit([(1.0, 1.0)], space, sizes)  # in the gold's units
+    sizes = {"pixel": image_size, "resized": resized_size}
+    points = converted(found, pred_space, gold_space or pred_space, sizes)
     if are_boxes:
-        edges = corners(targets, gold_format)
-        inside = (points[:, None] >= edges[None, :, :2]) & (points[:, None] <= edges[None, :, 2:])
-        hits = np.asarray(inside.all(axis=2))
+        edges = [corners(gold, gold_format) for gold in golds]
+        hits = [[float(x1 <= x <= x2 and y1 <= y <= y2) for x1, y1, x2, y2 in edges] for x, y in points]
     else:
-        with np.errstate(over="ignore"):
-            hits = np.asarray(np.linalg.norm(points[:, None] - targets[None], axis=2) <= radius)
-    if not several:
-        return float(hits.any())
-    return best_pairs(hits.astype(np.float64)) / max(hits.shape)
+        hits = [[float(math.dist(one, gold) <= (radius or 0.0)) for gold in golds] for one in points]
+    return matched_share(hits) if several else max(hits[0])
 
 
-def _targets(answer: Any) -> tuple[list[tuple[float, ...]], bool]:
+def _targets(answer: Any) -> tuple[list[Shape], bool]:
     boxes = read_shapes(answer, 4) if isinstance(answer, str) else shapes_in(answer, 4)
     return (boxes, True) if boxes else (read_gold(answer, 2), False)

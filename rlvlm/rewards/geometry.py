@@ -8,15 +8,16 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
-import numpy as np
-
 from rlvlm.errors import RewardError
 from rlvlm.rewards.extract import fenced_blocks
+from rlvlm.rewards.extras import require
 from rlvlm.rewards.text import plain
 
 Space = Literal["pixel", "norm1", "norm100", "norm1000", "resized"]
 """Units of coordinates: pixels of the picture as the record has it, 0..1, 0..100, 0..1000, or pixels as the model sees it."""
 BoxFormat = Literal["xyxy", "xywh"]
+Shape = tuple[float, ...]
+"""x1, y1, x2, y2 of a box; x, y of a point."""
 
 MAX_CHARS = 100_000
 """A longer answer holds no boxes."""
@@ -32,7 +33,7 @@ _VALUE = re.compile(_NUMBER)
 _XML_POINT = re.compile(rf'<point\s+x="\s*({_NUMBER})\s*"\s+y="\s*({_NUMBER})\s*"')
 
 
-def read_shapes(text: str, size: int) -> list[tuple[float, ...]]:
+def read_shapes(text: str, size: int) -> list[Shape]:
     """Boxes (``size`` 4) or points (``size`` 2) that an answer states: JSON, ``bbox_2d`` objects, lists, or bare numbers.
 
     Shapes with a coordinate that is not finite are left out, and so are repetitions.
@@ -51,7 +52,7 @@ def read_shapes(text: str, size: int) -> list[tuple[float, ...]]:
     return _distinct(_scan(text, size))
 
 
-def shapes_in(value: Any, size: int) -> list[tuple[float, ...]]:
+def shapes_in(value: Any, size: int) -> list[Shape]:
     """Boxes or points in parsed JSON, or in a record's column; raises ``RecursionError`` for a deep one."""
     return _distinct(_walk(value, size))
 
@@ -67,10 +68,8 @@ def _walk(value: Any, size: int) -> Iterable[Any]:
             for inner in value.values():
                 if isinstance(inner, (Mapping, list, tuple)):
                     yield from _walk(inner, size)
-    elif isinstance(value, (list, tuple, np.ndarray)):
-        if len(value) == size and all(
-            isinstance(part, (int, float, np.number)) and not isinstance(part, bool) for part in value
-        ):
+    elif isinstance(value, (list, tuple)):
+        if len(value) == size and all(isinstance(part, (int, float)) and not isinstance(part, bool) for part in value):
             yield value
         elif (
             size == 4 and len(value) == 2 and all(isinstance(part, (list, tuple)) and len(part) == 2 for part in value)
@@ -78,7 +77,7 @@ def _walk(value: Any, size: int) -> Iterable[Any]:
             yield [*value[0], *value[1]]
         else:
             for inner in value:
-                if isinstance(inner, (Mapping, list, tuple, np.ndarray)):
+                if isinstance(inner, (Mapping, list, tuple)):
                     yield from _walk(inner, size)
 
 
@@ -103,8 +102,8 @@ def _scan(text: str, size: int) -> Iterable[Sequence[Any]]:
         yield values
 
 
-def _distinct(shapes: Iterable[Any]) -> list[tuple[float, ...]]:
-    kept: dict[tuple[float, ...], None] = {}
+def _distinct(shapes: Iterable[Any]) -> list[Shape]:
+    kept: dict[Shape, None] = {}
     for shape in shapes:
         try:
             values = tuple(float(value) for value in shape)
@@ -117,7 +116,7 @@ def _distinct(shapes: Iterable[Any]) -> list[tuple[float, ...]]:
     return list(kept)
 
 
-def read_gold(answer: Any, size: int) -> list[tuple[float, ...]]:
+def read_gold(answer: Any, size: int) -> list[Shape]:
     """The record's gold boxes or points, given as numbers or as text; none raises ``RewardError``."""
     if isinstance(answer, str):
         found = read_shapes(answer, size)
@@ -126,70 +125,75 @@ def read_gold(answer: Any, size: int) -> list[tuple[float, ...]]:
             shape for part in answer for shape in (read_shapes(part, size) if isinstance(part, str) else [part])
         )
     else:
-        found = shapes_in(answer, size)
+        found = shapes_in(answer.tolist() if hasattr(answer, "tolist") else answer, size)
     if not found:
         what = "box of four numbers" if size == 4 else "point of two numbers"
         raise RewardError(f"the record's gold answer {str(answer)[:80]!r} holds no {what}; mend the record.")
     return found
 
 
-def to_unit(shapes: Sequence[Sequence[float]], space: Space, sizes: Mapping[str, Any]) -> np.ndarray:
-    """Coordinates as shares of width and height, [n, 2k], from any space.
+def converted(shapes: Sequence[Shape], space: Space, target: Space, sizes: Mapping[str, Any]) -> list[Shape]:
+    """Coordinates from one space in the units of another.
 
     Args:
-        sizes: ``pixel`` and ``resized``, the sizes (width, height) that those spaces need.
+        sizes: ``pixel`` and ``resized``, the sizes (width, height) that those spaces need; the same space needs none.
 
     Raises ``RewardError`` when a needed size is unknown.
     """
-    values = np.asarray(shapes, dtype=np.float64)
+    if space == target:
+        return list(shapes)
+    (width, height), (to_width, to_height) = _extent(space, sizes), _extent(target, sizes)
+    factors = (to_width / width, to_height / height)
+    return [tuple(value * factors[axis % 2] for axis, value in enumerate(shape)) for shape in shapes]
+
+
+def _extent(space: Space, sizes: Mapping[str, Any]) -> tuple[float, float]:
     if space in _NORMAL:
-        return values / _NORMAL[space]
+        return _NORMAL[space], _NORMAL[space]
     size = sizes.get(space)
     if size is None or len(size) != 2 or min(size) <= 0:
         column = "image_size" if space == "pixel" else "resized_size"
         raise RewardError(
             f"coordinates in '{space}' units need '{column}' (width, height) to be converted, got {size!r}."
         )
-    return values / np.tile(np.asarray(size, dtype=np.float64), values.shape[1] // 2)
+    return float(size[0]), float(size[1])
 
 
-def corners(boxes: np.ndarray, form: BoxFormat) -> np.ndarray:
-    """Boxes [n, 4] as x1, y1, x2, y2."""
-    return boxes if form == "xyxy" else np.concatenate([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], axis=1)
+def corners(box: Shape, form: BoxFormat) -> Shape:
+    """A box as x1, y1, x2, y2."""
+    return box if form == "xyxy" else (box[0], box[1], box[0] + box[2], box[1] + box[3])
 
 
-def iou(boxes: np.ndarray, others: np.ndarray, *, generalised: bool = False) -> np.ndarray:
-    """IoU of every pair, [n, m], in 0..1; with ``generalised`` GIoU moved to 0..1 as (1 + GIoU) / 2.
+def iou(box: Shape, other: Shape, *, generalised: bool = False) -> float:
+    """IoU of two boxes, in 0..1; with ``generalised`` GIoU moved to 0..1 as (1 + GIoU) / 2.
 
     A box that is empty, turned round or beyond floating point overlaps nothing. Source: Rezatofighi et al. 2019 (1902.09630).
     """
-    with np.errstate(all="ignore"):
-        area, other_area = _areas(boxes), _areas(others)
-        low = np.maximum(boxes[:, None, :2], others[None, :, :2])
-        high = np.minimum(boxes[:, None, 2:], others[None, :, 2:])
-        inner = np.clip(high - low, 0, None).prod(axis=2)
-        union = area[:, None] + other_area[None, :] - inner
-        ratio = inner / union
-        if generalised:
-            hull = (
-                np.maximum(boxes[:, None, 2:], others[None, :, 2:])
-                - np.minimum(boxes[:, None, :2], others[None, :, :2])
-            ).prod(axis=2)
-            ratio = (1 + ratio - (hull - union) / hull) / 2
-        valid = (area > 0)[:, None] & (other_area > 0)[None, :] & np.isfinite(ratio)
-    return np.where(valid, np.clip(np.where(valid, ratio, 0.0), 0.0, 1.0), 0.0)
+    area, other_area = _area(box), _area(other)
+    if not area or not other_area:
+        return 0.0
+    width = min(box[2], other[2]) - max(box[0], other[0])
+    height = min(box[3], other[3]) - max(box[1], other[1])
+    inner = width * height if width > 0 and height > 0 else 0.0
+    union = area + other_area - inner
+    value = inner / union if union > 0 else 0.0
+    if generalised:
+        hull = (max(box[2], other[2]) - min(box[0], other[0])) * (max(box[3], other[3]) - min(box[1], other[1]))
+        value = (1 + value - (hull - union) / hull) / 2 if math.isfinite(hull) else 0.0
+    return min(1.0, max(0.0, value)) if math.isfinite(value) else 0.0
 
 
-def _areas(boxes: np.ndarray) -> np.ndarray:
-    """Areas [n]; 0 for a box that is empty, turned round, or not finite."""
-    sides = boxes[:, 2:] - boxes[:, :2]
-    area = np.where((sides > 0).all(axis=1), sides.prod(axis=1), 0.0)
-    return np.where(np.isfinite(area), area, 0.0)
+def _area(box: Shape) -> float:
+    """Area of a box; 0 for one that is empty, turned round, or not finite."""
+    width, height = box[2] - box[0], box[3] - box[1]
+    area = width * height if width > 0 and height > 0 else 0.0
+    return area if math.isfinite(area) else 0.0
 
 
-def best_pairs(scores: np.ndarray) -> float:
-    """Sum over the pairs of the best one-to-one matching of rows and columns."""
-    from scipy.optimize import linear_sum_assignment
+def matched_share(scores: Sequence[Sequence[float]]) -> float:
+    """Sum over the pairs of the best one-to-one matching of rows and columns, over the larger of both counts."""
+    import numpy as np
 
-    rows, columns = linear_sum_assignment(scores, maximize=True)
-    return float(scores[rows, columns].sum())
+    table = np.asarray(scores, dtype=np.float64)
+    rows, columns = require("scipy.optimize").linear_sum_assignment(table, maximize=True)
+    return float(table[rows, columns].sum()) / max(table.shape)
