@@ -49,8 +49,8 @@ def inputs() -> tuple[Tensor, Tensor, Tensor]:
     """States, weight (both with gradients) and targets."""
     torch.manual_seed(0)
     hidden = torch.randn(TOKENS, WIDTH).requires_grad_()
-    weight = torch.empty(VOCABULARY, WIDTH).normal_(0, WIDTH**-0.5).requires_grad_()  # in place: no second copy in the peak
-    return hidden, weight, torch.randint(0, VOCABULARY, (TOKENS,))
+    weight = torch.empty(VOCABULARY, WIDTH).normal_(0, WIDTH**-0.5)  # in place: no second copy in the peak
+    return hidden, weight.requires_grad_(), torch.randint(0, VOCABULARY, (TOKENS,))
 
 
 def run(side: str, hidden: Tensor, weight: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:

@@ -19,7 +19,7 @@ import transformers
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks.generate import SHAPES, make_prompts, tokenizer
+from benchmarks.generate import SHAPES, make_prompts, qwen2_5_vl
 from rlvlm.batch import Batch
 from rlvlm.models.policy import Policy
 
@@ -31,16 +31,14 @@ WARM_UP = 2
 def small_policy() -> Policy:
     """4 layers of width 256, a vision tower of 4 layers of width 128; fp32."""
     torch.manual_seed(0)
-    shape = SHAPES[0]
-    words = tokenizer(shape.vocab)
-    return Policy.from_parts(shape.build(words), words, shape.processor)
+    parts = qwen2_5_vl()
+    return Policy.from_parts(parts.model, parts.tokenizer, parts.image_processor)
 
 
 def large_policy() -> Policy:
-    """Random weights of Qwen2.5-VL-3B's size, bf16, on the GPU."""
-    shape = SHAPES[0]
-    words = tokenizer(shape.vocab)
-    config = shape.build(words).config
+    """Random weights of Qwen2.5-VL-3B's size, bf16, on the GPU, with the small one's tokenizer."""
+    small = qwen2_5_vl()
+    marks = ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id")
     text = {
         "hidden_size": 2048,
         "intermediate_size": 11008,
@@ -52,18 +50,21 @@ def large_policy() -> Policy:
         "bos_token_id": None,
         "eos_token_id": None,
     }
-    vision = {"depth": 32, "hidden_size": 1280, "intermediate_size": 3420, "num_heads": 16, "out_hidden_size": 2048}
-    marks = {
-        name: getattr(config, name)
-        for name in ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id")
-    }
+    config = transformers.Qwen2_5_VLConfig(
+        text_config=text,
+        vision_config={
+            "depth": 32,
+            "hidden_size": 1280,
+            "intermediate_size": 3420,
+            "num_heads": 16,
+            "out_hidden_size": 2048,
+        },
+        tie_word_embeddings=True,
+        **{mark: getattr(small.model.config, mark) for mark in marks},
+    )
     with torch.device("cuda"):
-        torch.set_default_dtype(torch.bfloat16)
-        model = transformers.Qwen2_5_VLForConditionalGeneration(
-            transformers.Qwen2_5_VLConfig(text_config=text, vision_config=vision, tie_word_embeddings=True, **marks)
-        )
-        torch.set_default_dtype(torch.float32)
-    return Policy.from_parts(model, words, shape.processor).cuda()
+        model = transformers.Qwen2_5_VLForConditionalGeneration(config).bfloat16()
+    return Policy.from_parts(model, small.tokenizer, small.image_processor).cuda()
 
 
 def make_batch(policy: Policy, samples: int) -> Batch:
@@ -71,7 +72,7 @@ def make_batch(policy: Policy, samples: int) -> Batch:
     shape = dataclasses.replace(SHAPES[0], prompts=1, samples=samples)
     asked = make_prompts(policy, shape)
     prompt = asked.prompts[0].ids
-    answers = torch.randint(0, shape.vocab - 10, (samples, shape.tokens), generator=torch.Generator().manual_seed(1))
+    answers = torch.randint(0, 900, (samples, shape.tokens), generator=torch.Generator().manual_seed(1))
     ids = torch.cat((prompt.expand(samples, -1), answers), 1)
     judged = torch.zeros_like(ids, dtype=torch.bool)
     judged[:, len(prompt) :] = True
@@ -108,7 +109,8 @@ def compare(policy: Policy, samples: int) -> dict[str, float]:
     """Operations and median seconds of both sides, taken in turn."""
     batch = make_batch(policy, samples)
     sides = {kind: update_of(policy, batch, kind) for kind in ("padded", "shared")}
-    counts, gradients, seconds = {}, {}, {kind: [] for kind in sides}
+    counts, gradients = {}, {}
+    seconds: dict[str, list[float]] = {kind: [] for kind in sides}
     for kind, run in sides.items():
         with FlopCounterMode(display=False) as counter:
             run()
