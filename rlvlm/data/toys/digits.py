@@ -75,7 +75,7 @@ def _scans() -> tuple[np.ndarray, np.ndarray]:
 
 @register_source("digits")
 def digits(
-    seed: int, split: str, *, size: int = 65536, asked_for: float = 0.38, ask: Literal["read", "add", "both"] = "read"
+    seed: int, split: str, *, size: int = 65536, asked_for: float = 0.34, ask: Literal["read", "add", "both"] = "read"
 ) -> DigitRecords:
     """Reading or adding two handwritten digits (scikit-learn's scans) set side by side in a 42×28 scene."""
     return DigitRecords(size, seed, split, asked_for, ask)

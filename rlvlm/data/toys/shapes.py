@@ -73,7 +73,7 @@ def draw_shapes(rng: random.Random) -> tuple[Image.Image, list[str]]:
 
 
 @register_source("shapes")
-def shapes(seed: int, split: str, *, size: int = 65536, asked_for: float = 0.38) -> ShapeRecords:
+def shapes(seed: int, split: str, *, size: int = 65536, asked_for: float = 0.34) -> ShapeRecords:
     """Counting coloured shapes in drawn 42×42 pictures: "How many red shapes?"."""
     return ShapeRecords(size, seed, split, asked_for)
 
