@@ -270,7 +270,10 @@ class Loader:
                 self._fault(error, item.pictures[0].origin)
             else:
                 kept.append(item)
-        return self._assembler.assemble(kept, places, table) if kept else None
+        if not kept:
+            return None
+        table.process()
+        return self._assembler.assemble(kept, places, table)
 
 
 def row_of(uid: str) -> int:

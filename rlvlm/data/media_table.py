@@ -30,6 +30,9 @@ class PixelCache:
                 self._kept.move_to_end(key)
             return self._kept.get(key)
 
+    def __contains__(self, key: str) -> bool:
+        return key in self._kept
+
     def put(self, key: str, pixels: Pixels) -> None:
         """Keeps the tensors, and drops what was used longest ago when the budget is passed."""
         size = _bytes(pixels)
@@ -48,7 +51,7 @@ def _bytes(pixels: Pixels) -> int:
 
 
 class MediaTable:
-    """Collects the pictures of a batch: equal ones become one entry, processed at most once."""
+    """Collects the pictures of a batch: equal ones become one entry; :meth:`process` then makes their tensors, each at most once."""
 
     def __init__(self, family: PromptFamily, cache: PixelCache) -> None:
         self._family, self._cache = family, cache
@@ -57,21 +60,27 @@ class MediaTable:
 
     def add(self, pictures: Sequence[Picture]) -> list[int]:
         """Each picture's place in the table; raises ``DataError`` for one that can't be decoded, and then adds none."""
-        processed = [(picture, self._pixels(picture)) for picture in pictures]
+        for picture in pictures:
+            if picture.key not in self._index and picture.key not in self._cache:
+                picture.decode()
         places = []
-        for picture, pixels in processed:
+        for picture in pictures:
             if picture.key not in self._index:
                 self._index[picture.key] = len(self.media)
-                size = self._family.target_size(picture.size)
-                self.media.append(Media(picture.key, size, picture, pixels))
+                self.media.append(Media(picture.key, self._family.target_size(picture.size), picture))
             places.append(self._index[picture.key])
         return places
 
-    def _pixels(self, picture: Picture) -> Pixels:
-        if picture.key in self._index:
-            return self.media[self._index[picture.key]].pixels
-        found = self._cache.get(picture.key)
-        if found is None:
-            found = dict(self._family.process(picture))
-            self._cache.put(picture.key, found)
-        return dict(found)
+    def process(self) -> None:
+        """Fills in every entry's tensors, those that the cache lacks by one call of the image processor."""
+        missing = []
+        for media in self.media:
+            found = self._cache.get(media.key)
+            if found is None:
+                missing.append(media)
+            else:
+                media.pixels.update(found)
+        if missing:
+            for media, pixels in zip(missing, self._family.process_all([m.image for m in missing]), strict=True):
+                media.pixels.update(pixels)
+                self._cache.put(media.key, pixels)

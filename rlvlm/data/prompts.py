@@ -49,8 +49,8 @@ class PromptFamily(Protocol):
         """The same from unexpanded ids, one placeholder for each picture."""
         ...
 
-    def process(self, picture: Any) -> dict[str, Tensor]:
-        """One picture's processed tensors."""
+    def process_all(self, pictures: Sequence[Any]) -> list[dict[str, Tensor]]:
+        """Each picture's processed tensors."""
         ...
 
 

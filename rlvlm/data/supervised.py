@@ -15,13 +15,15 @@ from torch.nn.utils.rnn import pad_sequence
 
 from rlvlm.batch import Batch, Prompt
 from rlvlm.data.config import DataConfig
-from rlvlm.data.dialogues import Dialogue, dialogue_of
+from rlvlm.data.dialogues import Dialogue, dialogue_turns, encode_dialogue
 from rlvlm.data.loader import Item, Loader
 from rlvlm.data.media import Picture
 from rlvlm.data.media_table import MediaTable
-from rlvlm.data.prompts import PromptFamily, check_length, move_spans
+from rlvlm.data.prompts import PromptFamily, check_length, find_template, move_spans
 from rlvlm.data.records import PICTURE_COLUMNS
 from rlvlm.errors import DataError
+
+_DIALOGUES_KEPT = 4096
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,7 @@ class DialogueAssembler:
 
     def __init__(self, config: DataConfig, family: PromptFamily) -> None:
         self._config, self._family = config, family
+        self._kept: dict[Any, Dialogue] = {}  # small data comes again, epoch after epoch
 
     def encode(
         self, record: Mapping[str, Any], pictures: Sequence[Picture], template: str | None
@@ -98,7 +101,14 @@ class DialogueAssembler:
     def _row(
         self, suffix: str, record: Mapping[str, Any], pictures: Sequence[Picture], own: slice, template: str | None
     ) -> Row:
-        dialogue = dialogue_of(record, pictures, self._family, template, self._config.system)
+        chosen = find_template(record.get("prompt_template") or template)
+        turns = dialogue_turns(record, chosen, self._config.system)
+        key = (tuple((turn["role"], turn["content"]) for turn in turns), tuple(picture.size for picture in pictures))
+        dialogue = self._kept.get(key)
+        if dialogue is None:
+            dialogue = encode_dialogue(turns, pictures, self._family)
+            if len(self._kept) < _DIALOGUES_KEPT:
+                self._kept[key] = dialogue
         check_length(len(dialogue.ids), self._config.max_prompt_tokens, dialogue.spans)
         return Row(suffix, _columns(record), dialogue, own)
 

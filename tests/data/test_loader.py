@@ -118,12 +118,25 @@ def test_a_picture_that_prompts_share_is_there_once(tmp_path: Path) -> None:
 
 def test_processed_pictures_are_kept_for_the_next_epoch(file: str, monkeypatch: pytest.MonkeyPatch) -> None:
     bound, calls = family("llava"), []
-    plain = bound.process
-    monkeypatch.setattr(bound, "process", lambda picture: calls.append(1) or plain(picture))
+    plain = bound.process_all
+    monkeypatch.setattr(bound, "process_all", lambda pictures: calls.extend(pictures) or plain(pictures))
     take(make(file, prefetch=0), 10)
     assert len(calls) == 10
     take(make(file, prefetch=0, cache_mb=0), 10)
     assert len(calls) == 50
+
+
+@pytest.mark.parametrize("name", ["llava", "qwen2_5_vl", "qwen3_vl"])
+def test_pictures_processed_together_are_those_processed_alone(name: str) -> None:
+    bound = family(name)
+    noise = np.random.default_rng(0)
+    pictures = [
+        Image.fromarray(noise.integers(0, 255, (h, w, 3), np.uint8))
+        for h, w in ((56, 56), (91, 140), (56, 56), (300, 60))
+    ]
+    for alone, together in zip(map(bound.process, pictures), bound.process_all(pictures), strict=True):
+        assert alone.keys() == together.keys()
+        assert all(torch.equal(alone[key], together[key]) for key in alone)
 
 
 def truncated() -> bytes:
