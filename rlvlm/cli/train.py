@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import logging
 import shlex
+import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +48,8 @@ def main(argv: Sequence[str]) -> int:
     hydra = Hydra(task_name=name, config_loader=loader)
     GlobalHydra.instance().initialize(hydra)
     try:
-        return dispatch(hydra, name, options, parser)
+        with ending_on_sigterm():
+            return dispatch(hydra, name, options, parser)
     finally:
         GlobalHydra.instance().clear()
 
@@ -112,6 +116,23 @@ def show_log() -> None:
         log.propagate = False
 
 
+@contextlib.contextmanager
+def ending_on_sigterm() -> Iterator[None]:
+    """Makes SIGTERM, which schedulers send, end the run as an exception does: trackers are closed, the summary says why."""
+
+    def end(number: int, frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    if threading.current_thread() is not threading.main_thread():  # only the main thread may set handlers
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def dispatch(hydra: Hydra, name: str, options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     """Shows the config, or runs the recipe once or many times; returns the exit code."""
     overrides = list(options.overrides)
@@ -152,8 +173,9 @@ def make_task(name: str, failures: list[str]) -> Callable[[DictConfig], float | 
             failures.append(str(error))
             mark_stopped(run_dir, str(error))
             return None
-        except BaseException as error:  # an interrupt, or a fault that deserves its traceback
-            mark_stopped(run_dir, f"{type(error).__name__} {error}".strip())
+        except BaseException as error:  # an interrupt, a scheduler's signal, or a fault that deserves its traceback
+            plain = {KeyboardInterrupt: "interrupted", SystemExit: "terminated"}
+            mark_stopped(run_dir, plain.get(type(error), f"{type(error).__name__}: {error}"))
             raise
         print(closing_lines(summary, run_dir))
         after = summary.get("accuracy_after")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 
 import pytest
@@ -172,4 +173,21 @@ def test_an_interrupted_run_says_so_in_its_summary(tmp_path, monkeypatch):
     )
     own = ["plugins=[breaking.py]", "run.trackers=[jsonl,train_test_interrupt]"]
     assert main(["train", "quickstart", *SMALL, *own, "hydra.run.dir=here"]) == 130
-    assert json.loads(Path("here/summary.json").read_text())["status"] == "stopped: KeyboardInterrupt"
+    assert json.loads(Path("here/summary.json").read_text())["status"] == "stopped: interrupted"
+
+
+def test_a_terminated_run_says_so_in_its_summary(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("ending.py").write_text(
+        "import os, signal\n"
+        "from rlvlm.tracking import register_tracker\n"
+        "@register_tracker('train_test_terminate')\n"
+        "def terminate(step: int) -> None:\n    os.kill(os.getpid(), signal.SIGTERM)\n"
+    )
+    own = ["plugins=[ending.py]", "run.trackers=[jsonl,train_test_terminate]"]
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit) as ended:
+        main(["train", "quickstart", *SMALL, *own, "hydra.run.dir=here"])
+    assert ended.value.code == 143
+    assert signal.getsignal(signal.SIGTERM) == before
+    assert json.loads(Path("here/summary.json").read_text())["status"] == "stopped: terminated"
