@@ -44,7 +44,7 @@ def answer_prompts(
     rollout = build_rollout(stage, policy, build_engine(stage, policy, steps=None))
     rule = accuracy_rule(stage)
     data = dataclasses.replace(stage.data, eval=stage.data.train, prefetch=0)
-    with Reward(stage.reward) as reward:
+    with Reward(stage.reward, max_length=stage.rollout.max_new_tokens) as reward:
 
         def answer(start: int, end: int) -> Iterator[Answered]:
             loader = Loader(data, policy.family, stage.run.seed, split="eval", sources=[source.part(start, end)])

@@ -117,10 +117,16 @@ class Examiner:
         return self._prompts
 
 
+def build_reward(stage: Stage, context: StageContext) -> Reward:
+    """The reward role of a stage; rows that fail go to ``reward_errors.jsonl`` of the run."""
+    log = context.run.path / "reward_errors.jsonl"
+    return Reward(stage.reward, max_length=stage.rollout.max_new_tokens, error_log=log)
+
+
 @register_pipeline("rlvr")
 def rlvr(stage: Stage, policy: Policy, context: StageContext) -> StageResult:
     """Reinforcement learning with verifiable rewards."""
-    with Reward(stage.reward) as reward:
+    with build_reward(stage, context) as reward:
         parts, engine = build_rlvr(stage, policy, reward)
         examiner = Examiner(stage, policy, parts.rollout, reward)
         loader = Loader(stage.data, policy.family, stage.run.seed)
@@ -152,7 +158,7 @@ def sft(stage: Stage, policy: Policy, context: StageContext) -> StageResult:
     with contextlib.ExitStack() as stack:
         examiner = None
         if stage.reward.rules:
-            reward = stack.enter_context(Reward(stage.reward))
+            reward = stack.enter_context(build_reward(stage, context))
             examiner = Examiner(stage, policy, build_rollout(stage, policy, engine), reward)
         loop = _loop(stage, context, engine, parts, examiner)
         before = context.run.stage(stage.name) / "before.json"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,12 +27,16 @@ class Reward:
     Args:
         config: rules, weights, scale and limits.
         max_length: token limit of a completion, for rules that read it.
+        error_log: file of JSON lines that every failed row is added to.
 
     Use it as a context manager, or call :meth:`close`, so that worker processes end with the run.
     """
 
-    def __init__(self, config: RewardConfig, *, max_length: int | None = None) -> None:
+    def __init__(
+        self, config: RewardConfig, *, max_length: int | None = None, error_log: str | Path | None = None
+    ) -> None:
         self.config, self.max_length = config, max_length
+        self.error_log = None if error_log is None else Path(error_log)
         self.runner = Runner(config)
         self._ahead: ThreadPoolExecutor | None = None
 
@@ -38,15 +44,17 @@ class Reward:
         """Writes ``scores``, their parts under ``("scores_by_rule", rule)``, ``token_rewards`` and ``rewards``.
 
         Reads ``loss_mask``, ``group_ids`` and the Python column ``completions``. The reward ``(score + bias) * scale`` stands on the
-        last policy token. Rows that failed are left out of the batch, listed in ``meta["reward_errors"]`` and counted in
-        ``meta["metrics"]["sum/reward/errors"]``.
+        last policy token. Rows that failed are left out of the batch, listed in ``meta["reward_errors"]`` and in the error
+        log, and counted in ``meta["metrics"]["sum/reward/errors"]``.
 
         Raises ``TrainingStopped`` when more rewards failed than ``max_error_rate`` allows.
         """
         result = self.runner.score(self._samples(batch))
         _fail_empty(batch, result)
+        errors = _errors_of(batch, result)
+        self._log(errors)
         self.runner.check_error_rate(result)
-        return _written(batch, result, self.config)
+        return _written(batch, result, self.config, errors)
 
     def submit(self, batch: Batch) -> Future[Batch]:
         """Starts :meth:`score` in the background, so that generation can go on; batches are scored in the order given."""
@@ -66,6 +74,13 @@ class Reward:
     def __exit__(self, *error: object) -> None:
         self.close()
 
+    def _log(self, errors: list[dict[str, Any]]) -> None:
+        if self.error_log is None or not errors:
+            return
+        self.error_log.parent.mkdir(parents=True, exist_ok=True)
+        with self.error_log.open("a", encoding="utf-8") as file:
+            file.writelines(json.dumps(error) + "\n" for error in errors)
+
     def _samples(self, batch: Batch) -> Samples:
         rows = len(batch)
         lazily: dict[str, Sequence[Any] | Callable[[], Sequence[Any]]] = {
@@ -79,10 +94,9 @@ class Reward:
         return self.runner.samples(batch.objects["completions"], batch.records(), **lazily)
 
 
-def _written(batch: Batch, result: Result, config: RewardConfig) -> Batch:
+def _written(batch: Batch, result: Result, config: RewardConfig, errors: list[dict[str, Any]]) -> Batch:
     kept = [row for row, score in enumerate(result.scores) if score is not None]
     metrics = {**batch.meta.get("metrics", {}), "sum/reward/errors": float(len(batch) - len(kept))}
-    errors = [] if len(kept) == len(batch) else _error_log(batch, result)
     if errors:
         batch = batch.index(kept)
     fields: dict[Any, Tensor] = {
@@ -104,11 +118,14 @@ def _fail_empty(batch: Batch, result: Result) -> None:
         result.failures.setdefault(row, Failure("reward", "value", "the row has no policy token to carry a reward."))
 
 
-def _error_log(batch: Batch, result: Result) -> list[dict[str, Any]]:
-    """What the sample log keeps of every failed row."""
+def _errors_of(batch: Batch, result: Result) -> list[dict[str, Any]]:
+    """What the log keeps of every failed row."""
+    if not result.failures:
+        return []
     groups = batch["group_ids"].tolist()
     return [
         {
+            "step": batch.meta.get("step"),
             "uid": batch.prompts[groups[row]].uid,
             "rule": failure.rule,
             "kind": failure.kind,

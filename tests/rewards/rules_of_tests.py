@@ -77,3 +77,9 @@ class Stateful:
             time.sleep(SLOW_SECONDS)
         self.calls += 1
         return float(self.calls)
+
+
+@register_reward("test_red", isolated=True)
+def red(images: Any) -> dict[str, Any]:
+    """The red of the first picture's first pixel, with the process that decoded it."""
+    return {"score": float(images[0].decode().getpixel((0, 0))[0]), "detail": {"pid": os.getpid()}}

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
+import pickle
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +19,7 @@ from rlvlm.errors import ConfigError, TrainingStopped
 from rlvlm.rewards.config import RewardConfig
 from rlvlm.rewards.rule import register_reward
 from rlvlm.roles.reward import Reward
+from tests.rewards import rules_of_tests  # noqa: F401 (registers test_red)
 
 NUMBER = {"number": 0.9, "format": {"weight": 0.1, "style": "answer", "think": False}}
 
@@ -110,15 +115,16 @@ def test_a_failed_row_leaves_the_batch_and_is_listed_and_counted() -> None:
     assert "ValueError: five" in error["message"]
 
 
-def test_all_rows_may_fail_and_the_run_stops_past_the_limit() -> None:
+def test_all_rows_may_fail_and_the_run_stops_past_the_limit(tmp_path: Path) -> None:
     batch = _batch(["<answer>5</answer>"] * 4)
+    log = tmp_path / "run" / "errors.jsonl"
     with Reward(RewardConfig(rules={"test_fails_on_five": 1.0}, max_error_rate=1.0)) as reward:
         assert len(reward.score(batch)) == 0
-    with (
-        Reward(RewardConfig(rules={"test_fails_on_five": 1.0})) as reward,
-        pytest.raises(TrainingStopped, match="max_error_rate"),
-    ):
+    config = RewardConfig(rules={"test_fails_on_five": 1.0})
+    with Reward(config, error_log=log) as reward, pytest.raises(TrainingStopped, match="max_error_rate"):
         reward.score(batch)
+    logged = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
+    assert [(row["step"], row["uid"]) for row in logged] == [(7, "p0"), (7, "p0"), (7, "p1"), (7, "p1")]
 
 
 def test_a_row_without_a_policy_token_fails() -> None:
@@ -137,6 +143,25 @@ def test_rules_read_lengths_pictures_and_sizes_of_the_batch() -> None:
     details = reward.runner.score(reward._samples(batch)).details["test_reads_batch"]
     assert details[0]["got"] == [3, 16, False, ["Picture"], (40, 20), (28, 14), "q0"]
     assert details[1]["got"][0] == 4
+
+
+def test_pictures_go_to_the_pool_by_handle(tmp_path: Path) -> None:
+    Image.new("RGB", (900, 700), "red").save(tmp_path / "red.png")
+    handle = Picture(str(tmp_path / "red.png"))
+    handle.decode()
+    assert len(pickle.dumps(handle)) < 2000  # not the pixels
+    batch = _batch(["a", "b"])
+    media = [Media("k", (28, 14), handle)]
+    batch = Batch(
+        {"group_ids": batch["group_ids"], "loss_mask": batch["loss_mask"]},
+        objects=batch.objects,
+        prompts=batch.prompts,
+        media=media,
+    )
+    with Reward(RewardConfig(rules={"test_red": 1.0}, workers=1)) as reward:
+        found = reward.runner.score(reward._samples(batch))
+    assert found.scores == [255.0, 255.0]
+    assert found.details["test_red"][0]["pid"] != os.getpid()
 
 
 def test_a_records_own_size_comes_first_and_boxes_are_converted_by_it() -> None:
