@@ -38,7 +38,7 @@ def toy_llava(
     patch: int = 14,
     init_std: float = 0.08,
 ) -> ModelParts:
-    """A LLaVA-architecture model (CLIP tower, projector, Qwen2) of about 0.4 M parameters with a tokenizer for a toy task."""
+    """A LLaVA-architecture model (CLIP tower, projector, Qwen2) of about 0.5 M parameters with a tokenizer for a toy task."""
     from transformers import (
         CLIPImageProcessorPil,
         CLIPVisionConfig,
