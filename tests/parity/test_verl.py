@@ -1,8 +1,8 @@
 """Ours against verl 0.9.1, whose functions run on a CPU: what they gave is stored by ``make_fixtures.py``.
 
 ``gdpo`` and ``grpo_vectorized`` there compute in float32 whatever their input, so they are compared to 1e-5; the latter also
-gives a group with the equal rewards 0.7 the advantage 0.012 (ours: 0), so rows of such groups are left out for it. Their whitening divides by ``N + 1e-8`` and then
-by ``sqrt(1e-8)`` where all tokens are equal: up to 5e-5 in place of our 0.
+gives a group with the equal rewards 0.7 the advantage 0.012 (ours: 0), so rows of such groups are left out for it. Their
+whitening divides by ``N + 1e-8`` and then by ``sqrt(1e-8)`` where all tokens are equal: up to 5e-5 in place of our 0.
 """
 
 from __future__ import annotations
