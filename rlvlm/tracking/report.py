@@ -18,7 +18,7 @@ from typing import Any
 from rlvlm.tracking.metrics import split_key
 from rlvlm.tracking.rundir import RunDir, read_metrics, read_summary, write_atomically
 from rlvlm.tracking.samples import Answer, Sample, load_samples
-from rlvlm.tracking.svg import Point, line_chart, spell
+from rlvlm.tracking.svg import COLORS, Point, last_value, line_chart, spell
 
 CHARTS: tuple[tuple[str, tuple[str, ...], bool], ...] = (
     ("Accuracy", ("accuracy", "eval/accuracy", "eval/greedy_accuracy"), True),
@@ -141,7 +141,8 @@ def _charts(series: Mapping[str, Sequence[Point]]) -> str:
         first.append(line_chart(title, shown, percent=percent))
     for prefix, title in _FAMILIES:
         shown = {key.removeprefix(prefix): points for key, points in series.items() if key.startswith(prefix)}
-        shown = dict(list(shown.items())[:8])  # as many lines as an eye can tell apart; the others stand below
+        largest = sorted(shown, key=lambda name: -last_value(shown[name]))[: len(COLORS)]
+        shown = {name: points for name, points in shown.items() if name in largest}  # the others stand below
         used.update(prefix + name for name in shown)
         first.append(line_chart(title, shown))
     rest = "".join(line_chart(key, {key: series[key]}) for key in sorted(series) if key not in used)
