@@ -11,15 +11,19 @@ Keys of the node beside those of :func:`load_reward` are passed on as keyword ar
 
 from __future__ import annotations
 
-import functools
 import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rlvlm.errors import ConfigError, RewardError, nearest
-from rlvlm.registry import Entry, Part, load_plugins
+from rlvlm.registry import Part, load_plugins, unregistered
+from rlvlm.rewards.rule import TRAITS
 
 STYLES = ("verl", "easyr1", "trl")
+Function = Callable[..., Any]
+
+_GOLD_COLUMNS = ("answer", "ground_truth", "reward_model")
 _DEFAULT_FUNCTION = {"verl": "compute_score", "easyr1": "compute_score", "trl": None}
 _NODE_KEYS = ("style", "path", "function", "reward_type", "conversational")
 
@@ -79,80 +83,60 @@ def adapt(
     """
     if style not in STYLES:
         raise ConfigError(f"a reward's style is one of {', '.join(STYLES)}, got '{style}'{nearest(style, STYLES)}.")
-    if style == "verl":
-        call = _verl_async if inspect.iscoroutinefunction(function) else _verl
-        return _part(
-            label, function, functools.partial(call, function, arguments), ("completion", "record"), (), batched=False
-        )
-    if style == "trl":
-        return _part(
-            label,
-            function,
-            functools.partial(_trl, function, arguments, conversational),
-            ("completion", "record"),
-            (),
-            batched=True,
-        )
-    if reward_type not in ("batch", "sequential"):
+    if style == "easyr1" and reward_type not in ("batch", "sequential"):
         raise ConfigError(
             f"reward '{label}' of style easyr1 needs 'reward_type: batch' or 'reward_type: sequential', "
             f"or REWARD_TYPE in its module; got {reward_type!r}."
         )
-    easyr1: Callable[..., Any] = _easyr1_batch if reward_type == "batch" else _easyr1
-    bound = functools.partial(easyr1, function, arguments)
-    return _part(label, function, bound, ("completion", "record"), ("response_length",), batched=reward_type == "batch")
+    if style == "verl":
+        call = _verl_async(function, arguments) if inspect.iscoroutinefunction(function) else _verl(function, arguments)
+    elif style == "trl":
+        call = _trl(function, arguments, conversational)
+    else:
+        call = _easyr1_batch(function, arguments) if reward_type == "batch" else _easyr1(function, arguments)
+    batched = style == "trl" or reward_type == "batch"
+    alone = not batched and not inspect.iscoroutinefunction(
+        function
+    )  # whole batches and coroutines stay in this process
+    traits = {**TRAITS, "batched": batched, "isolated": True if alone else None, "range": (-math.inf, math.inf)}
+    return unregistered("reward", label, call, {}, traits)
 
 
-def _part(
-    label: str,
-    function: Callable[..., Any],
-    call: Callable[..., Any],
-    needs: tuple[str, ...],
-    optional: tuple[str, ...],
-    batched: bool,
-) -> Part:
-    """One sample at a time runs in the pool; whole batches and coroutines in this process, with a deadline."""
-    isolated = None if batched or inspect.iscoroutinefunction(function) else True
-    traits = {
-        "batched": batched,
-        "isolated": isolated,
-        "imports": (),
-        "range": (float("-inf"), float("inf")),
-        "example": None,
-    }
-    entry = Entry(
-        "reward", label, call if inspect.iscoroutinefunction(function) else function, needs, optional, {}, traits
-    )
-    return Part(entry, {}, call)
-
-
-def _ground_truth(record: Mapping[str, Any]) -> Any:
+def _gold(answer: Any, ground_truth: Any, reward_model: Any) -> Any:
     """The gold answer where peers' data keep it: verl's ``reward_model``, a column ``ground_truth``, or ours."""
-    model = record.get("reward_model")
-    if isinstance(model, Mapping) and "ground_truth" in model:
-        return model["ground_truth"]
-    return record["ground_truth"] if "ground_truth" in record else record.get("answer")
+    if isinstance(reward_model, Mapping) and "ground_truth" in reward_model:
+        return reward_model["ground_truth"]
+    return answer if ground_truth is None else ground_truth
 
 
-def _verl_arguments(record: Mapping[str, Any], completion: str) -> dict[str, Any]:
-    return {
-        "data_source": record.get("data_source", record.get("source", "")),
-        "solution_str": completion,
-        "ground_truth": _ground_truth(record),
-        "extra_info": record.get("extra_info") or {},
-    }
+def _verl(function: Function, arguments: Mapping[str, Any]) -> Function:
+    def call(
+        completion: str,
+        answer: Any = None,
+        ground_truth: Any = None,
+        reward_model: Any = None,
+        data_source: Any = "",
+        extra_info: Any = None,
+    ) -> Any:
+        gold = _gold(answer, ground_truth, reward_model)
+        return _from_verl(function(data_source, completion, gold, extra_info=extra_info or {}, **arguments))
+
+    return call
 
 
-def _verl(
-    function: Callable[..., Any], arguments: Mapping[str, Any], completion: str, record: Mapping[str, Any]
-) -> Any:
-    return _from_verl(function(**_verl_arguments(record, completion), **arguments))
+def _verl_async(function: Function, arguments: Mapping[str, Any]) -> Function:
+    async def call(
+        completion: str,
+        answer: Any = None,
+        ground_truth: Any = None,
+        reward_model: Any = None,
+        data_source: Any = "",
+        extra_info: Any = None,
+    ) -> Any:
+        gold = _gold(answer, ground_truth, reward_model)
+        return _from_verl(await function(data_source, completion, gold, extra_info=extra_info or {}, **arguments))
 
-
-async def _verl_async(
-    function: Callable[..., Any], arguments: Mapping[str, Any], completion: str, record: Mapping[str, Any]
-) -> Any:
-    return _from_verl(await function(**_verl_arguments(record, completion), **arguments))
+    return call
 
 
 def _from_verl(result: Any) -> Any:
@@ -168,43 +152,43 @@ def _scored(result: Mapping[str, Any], key: str) -> dict[str, Any]:
     return {"score": result[key], "detail": {name: value for name, value in result.items() if name != key}}
 
 
-def _easyr1_input(completion: str, record: Mapping[str, Any], tokens: Any) -> dict[str, Any]:
-    return {"response": completion, "response_length": tokens, "ground_truth": _ground_truth(record)}
+def _easyr1(function: Function, arguments: Mapping[str, Any]) -> Function:
+    def call(
+        completion: str,
+        answer: Any = None,
+        ground_truth: Any = None,
+        reward_model: Any = None,
+        response_length: Any = None,
+    ) -> Any:
+        gold = _gold(answer, ground_truth, reward_model)
+        given = {"response": completion, "response_length": response_length, "ground_truth": gold}
+        return _scored(function(given, **arguments), "overall")
+
+    return call
 
 
-def _easyr1(
-    function: Callable[..., Any],
-    arguments: Mapping[str, Any],
-    completion: str,
-    record: Mapping[str, Any],
-    response_length: Any = None,
-) -> Any:
-    return _scored(function(_easyr1_input(completion, record, response_length), **arguments), "overall")
+def _easyr1_batch(function: Function, arguments: Mapping[str, Any]) -> Function:
+    def call(
+        completion: Sequence[str], record: Sequence[Mapping[str, Any]], response_length: Sequence[Any] | None = None
+    ) -> list[Any]:
+        rows = [
+            {"response": text, "response_length": tokens, "ground_truth": _gold(*map(one.get, _GOLD_COLUMNS))}
+            for text, one, tokens in zip(completion, record, response_length or [None] * len(completion), strict=True)
+        ]
+        return [_scored(result, "overall") for result in function(rows, **arguments)]
+
+    return call
 
 
-def _easyr1_batch(
-    function: Callable[..., Any],
-    arguments: Mapping[str, Any],
-    completion: Sequence[str],
-    record: Sequence[Mapping[str, Any]],
-    response_length: Sequence[Any] | None = None,
-) -> list[Any]:
-    tokens = response_length or [None] * len(completion)
-    rows = [_easyr1_input(text, one, count) for text, one, count in zip(completion, record, tokens, strict=True)]
-    return [_scored(result, "overall") for result in function(rows, **arguments)]
-
-
-def _trl(
-    function: Callable[..., Any],
-    arguments: Mapping[str, Any],
-    conversational: bool,
-    completion: Sequence[str],
-    record: Sequence[Mapping[str, Any]],
-) -> list[Any]:
+def _trl(function: Function, arguments: Mapping[str, Any], conversational: bool) -> Function:
     """Columns as keyword arguments; ``None`` for a sample that the function leaves out counts 0, as in TRL's sum."""
-    names = dict.fromkeys(name for one in record for name in one)
-    columns = {name: [one.get(name) for one in record] for name in names if name not in arguments}
-    columns.setdefault("prompts", [one.get("problem") for one in record])
-    texts = [[{"role": "assistant", "content": text}] if conversational else text for text in completion]
-    results = function(completions=texts, **columns, **arguments)
-    return [{"score": 0.0, "detail": {"applies": False}} if result is None else result for result in results]
+
+    def call(completion: Sequence[str], record: Sequence[Mapping[str, Any]]) -> list[Any]:
+        names = dict.fromkeys(name for one in record for name in one if name not in arguments)
+        columns = {name: [one.get(name) for one in record] for name in names}
+        columns.setdefault("prompts", [one.get("problem") for one in record])
+        texts = [[{"role": "assistant", "content": text}] if conversational else text for text in completion]
+        results = function(completions=texts, **columns, **arguments)
+        return [{"score": 0.0, "detail": {"applies": False}} if result is None else result for result in results]
+
+    return call

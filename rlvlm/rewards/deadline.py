@@ -26,6 +26,7 @@ class _Turn:
         self.moved = threading.Condition()
 
     def advance(self, finished: bool = False) -> None:
+        """Tells the waiting side of a row more, or of the end."""
         with self.moved:
             self.done += not finished
             self.finished = self.finished or finished

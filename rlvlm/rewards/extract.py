@@ -46,6 +46,11 @@ class Extraction:
     answer: str
     unmarked: str
 
+    @property
+    def n_candidates(self) -> int:
+        """How many different answers are marked."""
+        return len(self.candidates)
+
 
 @dataclass(frozen=True)
 class Box:

@@ -180,10 +180,10 @@ def place_of(rule: Rule) -> Literal["inline", "pool", "loop", "thread"]:
     """Where a rule runs: in this thread, in the pool of processes, on the event loop, or in a thread with a deadline."""
     assert rule.part is not None
     isolated, entry = rule.part.traits["isolated"], rule.part.entry
-    if isolated is not None and not rule.in_process:
-        return "pool" if isolated else "inline"
     if is_async(entry.target):
         return "loop"
+    if isolated is not None and not rule.in_process:
+        return "pool" if isolated else "inline"
     importable = not rule.in_process and entry.target.__module__ != "__main__" and "<" not in entry.target.__qualname__
     return "thread" if entry.is_class or rule.part.traits["batched"] or not importable else "pool"
 

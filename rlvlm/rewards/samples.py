@@ -16,7 +16,7 @@ MISSING: Any = type("Missing", (), {"__repr__": lambda self: "<missing>", "__red
 _OF_EXTRACTION: dict[str, Callable[[Extraction], Any]] = {
     "answer_text": attrgetter("answer"),
     "candidates": attrgetter("candidates"),
-    "n_candidates": lambda found: len(found.candidates),
+    "n_candidates": attrgetter("n_candidates"),
     "visible_text": attrgetter("visible"),
     "unmarked_text": attrgetter("unmarked"),
 }

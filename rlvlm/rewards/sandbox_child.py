@@ -32,6 +32,7 @@ CLONE3 = 435
 
 
 def main(fd: int) -> None:
+    """Reads the job from the descriptor, gives up rights, runs the program."""
     with os.fdopen(fd, "r+b") as channel:
         job = json.loads(channel.read())
     results = os.fdopen(job["results_fd"], "w")
@@ -47,6 +48,7 @@ def main(fd: int) -> None:
 
 
 def give_up_rights(job: dict[str, Any]) -> None:
+    """Everything that the program must not have, in the order in which it can still be given up."""
     limit(job)
     sys.path[:] = reachable(sys.path)
     confined = confine_files(job["home"])
@@ -62,6 +64,7 @@ def give_up_rights(job: dict[str, Any]) -> None:
 
 
 def limit(job: dict[str, Any]) -> None:
+    """Bounds on memory, CPU time, files."""
     megabytes = job["memory_mb"] << 20
     for name, value in (
         ("RLIMIT_AS", megabytes),
@@ -87,12 +90,14 @@ def reachable(paths: list[str]) -> list[str]:
 
 
 def translated(path: str, moved: dict[str, str]) -> str:
+    """A path below a moved folder, through its descriptor."""
     fitting = [old for old in moved if path == old or path.startswith(old + os.sep)]
     old = max(fitting, key=len, default="")
     return moved[old] + path[len(old) :] if old else path
 
 
 def become(uid: int) -> bool:
+    """Another user, with few threads; False where this process may not."""
     try:
         os.setgroups([])
         os.setgid(uid)
@@ -154,11 +159,13 @@ def refuse_calls() -> None:
 
 
 def check(result: int, what: str) -> None:
+    """Raises RuntimeError unless a call of the C library gave 0."""
     if result != 0:
         raise RuntimeError(f"{what} failed with error {ctypes.get_errno()}")
 
 
 def run(job: dict[str, Any], results: TextIO) -> None:
+    """Executes the program, then evaluates the calls in its names and writes a line for each."""
     names = {"__name__": "__main__", "__builtins__": __builtins__}
     exec(compile(job["code"], "solution.py", "exec"), names)
     for call in job["calls"]:

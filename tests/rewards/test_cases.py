@@ -22,7 +22,8 @@ CASES = [
 def _score(given: dict[str, Any], completion: str, answer: Any) -> float:
     for mark, spec in given.get("expand", {}).items():
         completion = completion.replace(mark, spec["unit"] * spec["count"])
-    return score(given["reward"], completion, answer, **given["kwargs"])
+    seconds = given.get("limits", {}).get("max_seconds", 30)  # not the default: the machine may be busy
+    return score(given["reward"], completion, answer, timeout=float(seconds), **given["kwargs"])
 
 
 def _in_thread(call: Any) -> Any:

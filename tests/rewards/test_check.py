@@ -111,28 +111,17 @@ def test_columns_classes_names_nodes_and_peers_are_taken() -> None:
     assert rlvlm.check_reward(verl, style="verl").ok
 
 
-def test_every_builtin_that_needs_no_model_passes() -> None:
-    golds: dict[str, Any] = {
-        "bbox": "[10, 20, 110, 220]",
-        "point": "[10, 20, 110, 220]",
-        "bool": "yes",
-        "multiple_choice": "B",
-        "html": "<p>Soup</p>",
-        "svg": '<svg viewBox="0 0 9 9"><rect width="5" height="5" fill="red"/></svg>',
-    }
-    for name in (
-        "format",
-        "number",
-        "math",
-        "multiple_choice",
-        "bool",
-        "string",
-        "critic",
-        "ocr",
-        "bbox",
-        "point",
-        "html",
-        "svg",
-    ):
-        report = rlvlm.check_reward(name, answer=golds.get(name, "42"))
-        assert report.ok, str(report)
+@pytest.mark.parametrize(
+    ("name", "gold"),
+    [
+        ("format", "42"),
+        ("number", "42"),
+        ("math", "42"),
+        ("multiple_choice", "B"),
+        ("bbox", "[10, 20, 110, 220]"),
+        ("html", "<p>a</p>"),
+    ],
+)
+def test_rules_of_the_library_pass(name: str, gold: str) -> None:
+    report = rlvlm.check_reward(name, answer=gold, timeout=60.0)
+    assert report.ok, str(report)

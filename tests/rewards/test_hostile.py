@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -33,6 +34,8 @@ RIGHT = {
     "html": "<p>Soup</p>",
     "code": "def f(x):\n    return 2",
 }
+BUSY = os.getloadavg()[0] / (os.cpu_count() or 1)
+"""How many processes share a core: limits are those of a free machine."""
 MEGABYTES_10 = 10_000_000
 HOSTILE = {
     "10 MB of words": "<answer>" + "word " * (MEGABYTES_10 // 5) + "</answer>",
@@ -92,7 +95,7 @@ def test_hostile_text_is_answered_in_time_and_memory(
 ) -> None:
     outcome, seconds, own_mb, worker_mb = answered[name, hostile]
     assert outcome == "scored" or outcome.startswith("refused"), outcome
-    assert seconds < 10.0
+    assert seconds < 10.0 * max(1.0, BUSY)
     assert own_mb < 1024
     assert worker_mb < 1024
 
@@ -139,8 +142,6 @@ def test_no_connection_is_made() -> None:
 
 def test_no_file_is_opened(tmp_path: Any) -> None:
     """A fifo blocks who opens it for reading, so a reader would run into the time limit."""
-    import os
-
     fifo = tmp_path / "fifo.svg"
     os.mkfifo(fifo)
     for reference in (f"file://{fifo}", str(fifo)):

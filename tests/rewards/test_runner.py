@@ -29,7 +29,7 @@ def pool() -> Any:
 def _run(
     rules: dict[str, Any], completions: list[str], pool: Pool | None = None, records: Any = None, **config: Any
 ) -> Any:
-    runner = Runner(RewardConfig(rules=rules, **{"timeout": 2.0, **config}), pool)
+    runner = Runner(RewardConfig(rules=rules, **{"timeout": 30.0, **config}), pool)
     try:
         return runner.score(runner.samples(completions, records or [{"answer": "a"}] * len(completions)))
     finally:
@@ -64,13 +64,14 @@ def test_a_failing_row_has_no_score_and_the_others_have_theirs(
     pool: Pool, completion: str, kind: str, message: str
 ) -> None:
     start = time.monotonic()
-    found = _run({"test_trouble": 1.0}, ["good", completion, "good", "good"], pool)
+    limit = 2.0 if kind == "timeout" else 30.0
+    found = _run({"test_trouble": 1.0}, ["good", completion, "good", "good"], pool, timeout=limit)
     assert found.scores == [1.0, None, 1.0, 1.0]
     assert list(found.failures) == [1]
     assert found.failures[1].rule == "test_trouble"
     assert message in found.failures[1].message
     assert found.failures[1].kind in (kind, "error" if kind == "value" else kind)
-    assert time.monotonic() - start < 9.0
+    assert time.monotonic() - start < 25.0
 
 
 def test_a_worker_that_hoards_memory_is_replaced_before_it_fails(pool: Pool) -> None:
