@@ -6,25 +6,27 @@ parameters name. What stands outside the mask is replaced by zeros before any pa
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from rlvlm.algorithm_config import AlgorithmConfig
-from rlvlm.algos.composition import compose
+from rlvlm.algos.blocks import add_up
+from rlvlm.algos.composition import compose, farthest_scope
 from rlvlm.algos.correction import mismatch
 from rlvlm.algos.grouping import tokens_of_group
-from rlvlm.algos.metrics import token_means, token_shares
-from rlvlm.algos.numerics import fill_masked
-from rlvlm.algos.registries import COUNTS, OUTPUTS
-from rlvlm.algos.results import AdvantageEstimate, TokenLoss
+from rlvlm.algos.loss_sum import LossInputs, LossSum, cleaned
+from rlvlm.algos.metrics import token_means
+from rlvlm.algos.numerics import fill_masked, row_blocks
+from rlvlm.algos.registries import COUNTS
+from rlvlm.algos.results import AdvantageEstimate
 from rlvlm.algos.value_losses import explained_variance
+from rlvlm.algos.weighted import Weighted
 from rlvlm.batch import Batch
 from rlvlm.errors import ConfigError, FieldError, nearest
-from rlvlm.fields import field_of
 from rlvlm.registry import Part
 
 
@@ -193,19 +195,10 @@ class Algorithm:
 
         Raises ``FieldError`` for a missing field or output, ``ConfigError`` for a ``minibatch`` loss on part of its mini-batch.
         """
-        self._check_denominators(batch, denominators)
-        with_values = self._parts.value_loss is not None and outputs.value_preds is not None
-        parts = [*self._parts.in_policy_loss(), *(self._parts.in_value_loss() if with_values else [])]
-        mask = self.policy_mask(batch)
-        given = self._in_loss(parts, outputs, batch, mask, denominators, prox_from_logp)
-        terms = _Terms(self._parts.aggregation, given)
-        total = terms.add("policy_loss", self._parts.policy_loss, weights=self._token_weights(given))
-        for term in (*self._parts.on_loss, *([self._parts.value_loss] if with_values else [])):
-            assert term is not None
-            total = total + terms.add(term.name, term.part, term.weight)
-        if outputs.entropy is not None:
-            terms.tokens["mean/entropy"] = outputs.entropy.detach()
-        return total, terms.metrics(total, mask, denominators["tokens"])
+        terms = list(self._parts.on_loss)
+        if self._parts.value_loss is not None and outputs.value_preds is not None:
+            terms.append(self._parts.value_loss)
+        return self._loss_of(self._parts.policy_loss, terms, outputs, batch, denominators, prox_from_logp)
 
     def critic_loss(
         self, outputs: Outputs, batch: Batch, denominators: Mapping[str, float]
@@ -213,13 +206,7 @@ class Algorithm:
         """The value loss alone, for a critic that is a model of its own; shares as of :meth:`loss`."""
         if self._parts.value_loss is None:
             raise ConfigError("there is no value loss to train a critic with; set algorithm.value_loss: clipped.")
-        self._check_denominators(batch, denominators)
-        mask = self.policy_mask(batch)
-        given = self._in_loss(self._parts.in_value_loss(), outputs, batch, mask, denominators, False)
-        terms = _Terms(self._parts.aggregation, given)
-        term = self._parts.value_loss
-        total = terms.add(term.name, term.part, term.weight)
-        return total, terms.metrics(total, mask, denominators["tokens"])
+        return self._loss_of(None, [self._parts.value_loss], outputs, batch, denominators, False)
 
     def output_gradients(
         self, outputs: Outputs, batch: Batch, denominators: Mapping[str, float], *, prox_from_logp: bool = False
@@ -292,7 +279,7 @@ class Algorithm:
             if name == "scores_by_rule":
                 given[name] = {key[1]: batch[key] for key in batch.keys() if isinstance(key, tuple)}
             elif name in part.needs or name in batch:
-                given[name] = _cleaned(name, batch[name], batch["loss_mask"])
+                given[name] = cleaned(name, batch[name], batch["loss_mask"])
         return given
 
     def _shape_rewards(self, batch: Batch, metrics: dict[str, Tensor]) -> Batch:
@@ -343,77 +330,48 @@ class Algorithm:
             metrics["mean/explained_variance"] = explained_variance(batch["values"], written["returns"], mask)
         return batch.with_(written)
 
-    def _check_denominators(self, batch: Batch, denominators: Mapping[str, float]) -> None:
+    def _check_denominators(self, batch: Batch, denominators: Mapping[str, float], scope: str) -> None:
         for name in ("tokens", "sequences", "prompts", "rows"):
             if name not in denominators:
                 raise ConfigError(
                     f"the denominators have no '{name}'; pass what Algorithm.denominators gave, added up over ranks."
                 )
-        if self.loss_scope == "minibatch" and denominators["rows"] != len(batch):
+        if scope == "minibatch" and denominators["rows"] != len(batch):
             raise ConfigError(
                 f"the loss looks at a whole mini-batch ('{self._parts.policy_loss.name}'), here {denominators['rows']:.0f} "
                 f"samples, got {len(batch)} of them; call output_gradients on all of them, then run the backward of "
                 "(output * gradient).sum() for each micro-batch."
             )
 
-    def _in_loss(
+    def _loss_of(
         self,
-        parts: Iterable[Part],
+        policy_loss: Part | None,
+        terms: list[Weighted],
         outputs: Outputs,
         batch: Batch,
-        mask: Tensor,
         denominators: Mapping[str, float],
         prox_from_logp: bool,
-    ) -> dict[str, Any]:
-        """What the parts of a loss read, by name, with zeros outside the mask."""
-        given: dict[str, Any] = {"loss_mask": mask, "generator": self._generator}
-        given.update({name: denominators[name.removeprefix("num_")] for name in COUNTS})
-        for name in OUTPUTS:
-            value = getattr(outputs, name)
-            if value is not None:
-                given[name] = fill_masked(value, mask)
-        names = {name for part in parts for name in part.needs}
-        names |= {name for part in parts for name in part.optional if name not in OUTPUTS and name in batch}
-        names |= {"correction_weights"} if self._parts.corrections else set()
-        for name in sorted(names - given.keys() - {"token_loss"}):
-            if name in OUTPUTS:
-                there = ", ".join(sorted(OUTPUTS & given.keys()))
-                raise FieldError(f"the loss reads '{name}', which the pass did not give; it gave: {there}.")
-            if name == "prox_logp" and prox_from_logp and name not in batch:
-                given[name] = given["logp"].detach()
-            else:
-                given[name] = _cleaned(name, batch[name], mask)
-        return given
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Loss and metrics of the policy loss, if there is one, and of weighted terms."""
+        on_weights = self._parts.on_weights if policy_loss is not None else ()
+        parts = [term.part for term in (*terms, *on_weights)] + [self._parts.aggregation]
+        parts += [policy_loss] if policy_loss is not None else []
+        scope = farthest_scope(parts)
+        self._check_denominators(batch, denominators, scope)
+        inputs = LossInputs(batch, self.policy_mask(batch), prox_from_logp)
+        inputs.take(parts, outputs, with_weights=policy_loss is not None and bool(self._parts.corrections))
+        whole = {name: denominators[name.removeprefix("num_")] for name in COUNTS} | {"generator": self._generator}
 
-    def _token_weights(self, given: Mapping[str, Any]) -> Tensor | None:
-        """Weights [B, L] of the policy loss: the correction's, and those of regularisers on token weights."""
-        weights: Tensor | None = given.get("correction_weights")
-        for term in self._parts.on_weights:
-            scaled = 1 + term.weight * (term.part(given) - 1)
-            weights = scaled if weights is None else weights * scaled
-        return weights
+        def share(rows: slice, of_rows: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+            sums = LossSum(self._parts.aggregation, {**whole, **inputs.rows(rows, of_rows)})
+            if policy_loss is not None:
+                sums.add_policy_loss(policy_loss, on_weights)
+            for term in terms:
+                sums.add(term)
+            return sums.finish(denominators["tokens"])
 
-
-@dataclass
-class _Terms:
-    """Aggregates the terms of a loss and keeps their metrics."""
-
-    aggregation: Part
-    given: Mapping[str, Any]
-    tokens: dict[str, Tensor] = field(default_factory=dict)
-    shares: dict[str, Tensor] = field(default_factory=dict)
-
-    def add(self, name: str, part: Part, weight: float = 1.0, weights: Tensor | None = None) -> Tensor:
-        result = part(self.given)
-        term = result if isinstance(result, TokenLoss) else TokenLoss(result)
-        token_loss = term.loss if weights is None else term.loss * weights
-        loss: Tensor = weight * self.aggregation({**self.given, "token_loss": token_loss})
-        self.tokens.update({f"mean/{name}": term.loss.detach(), **term.metrics})
-        self.shares[f"mean/loss/{name}"] = loss.detach()
-        return loss
-
-    def metrics(self, total: Tensor, mask: Tensor, num_tokens: float) -> dict[str, Tensor]:
-        return {**token_shares(self.tokens, mask, num_tokens), **self.shares, "mean/loss": total.detach()}
+        blocks = [slice(0, len(batch))] if scope == "minibatch" else list(row_blocks(outputs.logp))
+        return add_up(share, inputs.outputs, blocks)
 
 
 @dataclass
@@ -425,11 +383,6 @@ class _Leaves:
 
 def _leaf(output: Tensor | None) -> Any:
     return None if output is None else output.detach().requires_grad_()
-
-
-def _cleaned(name: str, value: Tensor, mask: Tensor) -> Tensor:
-    """A field with zeros outside the mask, where it is a float for each token."""
-    return fill_masked(value, mask) if field_of(name).dims == ("B", "L") and value.dtype.is_floating_point else value
 
 
 def _with_metrics(batch: Batch, metrics: Mapping[str, float]) -> Batch:

@@ -237,6 +237,34 @@ def test_micro_batches_and_ranks_add_up_to_the_mini_batch_in_loss_gradient_and_m
         assert float(joined[key]) == pytest.approx(float(value), rel=1e-4, abs=1e-6), key
 
 
+@every_mix
+@pytest.mark.parametrize("block", [1, 9, 20])
+def test_the_loss_does_not_depend_on_the_blocks_of_rows_that_a_cpu_takes(
+    monkeypatch: pytest.MonkeyPatch, mix: str, block: int
+) -> None:
+    made, batch, outputs, denominators = prepared(mix)
+    whole, metrics = made.loss(outputs, batch, denominators)
+    expected = gradients(whole, outputs)
+    monkeypatch.setattr("rlvlm.algos.numerics._BLOCK", block)
+    blocks, joined = made.loss(outputs, batch, denominators)
+    assert float(blocks.detach()) == pytest.approx(float(whole.detach()), rel=1e-5, abs=1e-6)
+    for got, gradient in zip(gradients(blocks, outputs), expected, strict=True):
+        assert (got is None) == (gradient is None)
+        assert got is None or torch.allclose(got, gradient, atol=1e-6)  # type: ignore[arg-type]
+    assert {key: float(value) for key, value in joined.items()} == pytest.approx(
+        {key: float(value) for key, value in metrics.items()}, rel=1e-4, abs=1e-6
+    )
+
+
+def test_a_critic_of_its_own_is_trained_in_micro_batches_whatever_the_scope_of_the_policy_loss() -> None:
+    made, (batch, outputs) = algorithm(policy_loss="kl_cov", value_loss="plain", advantage="gae"), batch_and_pass()
+    batch = made.estimate_advantages(batch)
+    denominators, rows = made.denominators(batch), torch.arange(9)
+    whole, _ = made.critic_loss(outputs, batch, denominators)
+    parts = [made.critic_loss(outputs.rows(r), batch.index(r), denominators)[0] for r in rows.split(4)]
+    assert float(torch.stack(parts).sum().detach()) == pytest.approx(float(whole.detach()), rel=1e-5)
+
+
 def test_denominators_of_ranks_add_up() -> None:
     made, batch, _, denominators = prepared("prompts")
     ranks = [made.denominators(batch.index(batch["group_ids"].eq(name).nonzero().flatten())) for name in range(3)]

@@ -77,8 +77,7 @@ class Composition:
     @property
     def scope(self) -> str:
         """The farthest scope of anything in the loss."""
-        parts = [*self.in_policy_loss(), *self.in_value_loss()]
-        return max((part.traits["scope"] for part in parts if "scope" in part.traits), key=SCOPES.index)
+        return farthest_scope([*self.in_policy_loss(), *self.in_value_loss()])
 
     @property
     def reads_before_update(self) -> frozenset[str]:
@@ -143,6 +142,11 @@ def compose(
     _check_controllers(composition)
     _check_together(composition)
     return composition
+
+
+def farthest_scope(parts: Iterable[Part]) -> str:
+    """How far any of the parts of a loss looks; one that does not say, such as an aggregation, looks at one token."""
+    return max((part.traits.get("scope", "token") for part in parts), key=SCOPES.index)
 
 
 def _fields(parts: Iterable[Part]) -> frozenset[str]:

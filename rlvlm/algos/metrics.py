@@ -7,7 +7,7 @@ its tokens divided by the token count of the whole mini-batch. Shares of micro-b
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -44,13 +44,22 @@ def token_means(metrics: Mapping[str, Tensor], mask: Tensor) -> dict[str, Tensor
     return {key: torch.where(value.isfinite(), value, torch.zeros_like(value)) for key, value in reduced.items()}
 
 
+def join_shares(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Joins the shares of several blocks of rows, which have the same keys."""
+    return {key: _JOIN[reduction_of(key)](torch.stack([part[key] for part in parts])) for key in parts[0]}
+
+
+_JOIN: dict[str, Callable[[Tensor], Tensor]] = {
+    "mean": torch.sum,
+    "sum": torch.sum,
+    "max": torch.amax,
+    "min": torch.amin,
+}
+
+
 def _share(reduction: str, value: Tensor, mask: Tensor, num_tokens: float) -> Tensor:
-    value = value.to(torch.float32) if not value.dtype.is_floating_point else value
-    if value.dim() == 0:
-        return value
     if reduction in ("max", "min"):
-        edge = -math.inf if reduction == "max" else math.inf
-        filled = fill_masked(value, mask, edge)
+        filled = fill_masked(value, mask, -math.inf if reduction == "max" else math.inf)
         return filled.amax() if reduction == "max" else filled.amin()
-    total = fill_masked(value, mask).sum()
+    total = (value & mask).count_nonzero().float() if value.dtype == torch.bool else fill_masked(value, mask).sum()
     return total / max(num_tokens, 1) if reduction == "mean" else total

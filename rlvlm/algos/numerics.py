@@ -27,7 +27,25 @@ _BITS = {
 
 def exp_clamped(log_ratio: Tensor, upper: float = LOG_RATIO_LIMIT) -> Tensor:
     """``exp`` of a log-ratio clamped to [-20, ``upper``]; outside of it the value is constant and the gradient 0."""
-    return log_ratio.clamp(-LOG_RATIO_LIMIT, upper).exp()
+    return clamp(log_ratio, -LOG_RATIO_LIMIT, upper).exp()
+
+
+def clamp(values: Tensor, low: float | None = None, high: float | None = None) -> Tensor:
+    """``torch.clamp`` in value and gradient, which passes at the bounds, with a backward pass that a CPU vectorises."""
+    return _Clamp.apply(values, low, high)
+
+
+class _Clamp(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, low: float | None, high: float | None) -> Tensor:
+        bounded = values.clamp(low, high)
+        ctx.save_for_backward(bounded == values)
+        return bounded
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        (inside,) = ctx.saved_tensors
+        return fill_masked(gradients[0], inside), None, None
 
 
 def as_mask(mask: Tensor) -> Tensor:
@@ -39,7 +57,7 @@ def fill_masked(values: Tensor, mask: Tensor, fill: float = 0.0) -> Tensor:
     """``values`` with ``fill`` where the bool mask is false."""
     if fill == 0.0 and values.dtype in _BITS and values.shape == mask.shape:
         return _ZeroOutside.apply(values, mask)
-    return torch.where(mask, values, torch.full((), fill, dtype=values.dtype, device=values.device))
+    return torch.where(mask, values, fill)
 
 
 def mask_bits(mask: Tensor, dtype: torch.dtype) -> Tensor:

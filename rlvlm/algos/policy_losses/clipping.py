@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-import torch
 from torch import Tensor
 
 from rlvlm.algos.checks import check_clip, check_positive, check_token_fields
-from rlvlm.algos.numerics import exp_clamped
+from rlvlm.algos.numerics import clamp, exp_clamped
 from rlvlm.algos.registries import register_policy_loss
 from rlvlm.algos.results import TokenLoss
 
@@ -82,24 +81,24 @@ def clipped_surrogate(
 ) -> TokenLoss:
     """PPO's pessimistic loss [B, L] of a ratio, whatever it is a ratio of.
 
+    ``max(-A ρ, -A clip(ρ))`` written out by the sign of A: an advantage above 0 pulls the ratio up to ``1 + clip_high`` at
+    most, one below 0 pulls it down to ``1 - clip_low``, and counts no ratio above ``dual_clip``.
+
     Args:
         ratio: [B, L], or [B, 1] for one ratio of each sequence.
         log_ratio: [B, L] of the tokens, for the metric ``mean/approx_kl``.
     """
     check_clip(clip_low, clip_high, dual_clip)
-    free = -advantages * ratio
-    clipped = -advantages * ratio.clamp(1 - clip_low, 1 + clip_high)
-    loss = torch.maximum(free, clipped)
-    plain_ratio = ratio.detach().expand_as(advantages)
+    up, down = advantages.clamp(min=0), advantages.clamp(max=0)
+    loss = -(up * clamp(ratio, high=1 + clip_high) + down * clamp(ratio, 1 - clip_low, dual_clip))
+    plain = ratio.detach()
+    free = advantages * -plain
     metrics = {
-        "mean/ratio": plain_ratio,
-        "max/ratio": plain_ratio,
+        "mean/ratio": plain.expand_as(advantages),
+        "max/ratio": plain.expand_as(advantages),
         "mean/approx_kl": -log_ratio.detach(),
-        "mean/clip_fraction": clipped.detach() > free.detach(),
+        "mean/clip_fraction": loss.detach() > free,
     }
     if dual_clip is not None:
-        bound = -advantages * dual_clip
-        bounded = (advantages < 0) & (loss.detach() > bound)
-        metrics["mean/dual_clip_fraction"] = bounded
-        loss = torch.where(bounded, bound, loss)
+        metrics["mean/dual_clip_fraction"] = loss.detach() < free
     return TokenLoss(loss, metrics)
