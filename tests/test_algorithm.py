@@ -124,7 +124,7 @@ def test_needs_are_what_the_parts_read_and_others_write() -> None:
         ({"mask_truncated": True}, {"prox_logp", "truncated"}, {"truncated"}),
         ({"filters": ["length"]}, {"prox_logp"}, set()),
     ],
-    ids=str,
+    ids=lambda value: str(sorted(value)) if isinstance(value, set) else str(value),
 )
 def test_needs_follow_the_parts_even_at_weight_zero(config: dict[str, Any], more: set[str], early: set[str]) -> None:
     made = algorithm(**config)
@@ -585,7 +585,7 @@ def test_a_result_of_the_wrong_shape_names_the_part(own_parts: None) -> None:
         ({"policy_loss": {"name": "ppo_clip", "clip_low": 1.5}}, "clip_low lies between 0 and 1"),
         ({"correction": {"name": "icepop", "low": 3.0, "high": 2.0}}, "keeps what lies between low and high"),
     ],
-    ids=str,
+    ids=lambda value: str(sorted(value)) if isinstance(value, set) else str(value),
 )
 def test_settings_that_can_not_work_are_refused_when_the_algorithm_is_made(
     config: dict[str, Any], message: str
@@ -612,7 +612,7 @@ def test_settings_that_can_not_work_are_refused_when_the_algorithm_is_made(
         ({"regularizers": {"entropie": 0.1}}, r"\(did you mean 'entropy'\?\)"),
         ({"value_loss": "clip"}, r"\(did you mean 'clipped'\?\)"),
     ],
-    ids=str,
+    ids=lambda value: str(sorted(value)) if isinstance(value, set) else str(value),
 )
 def test_a_misspelt_name_or_option_gets_its_nearest(config: dict[str, Any], message: str) -> None:
     with pytest.raises(RegistryError, match=message):
