@@ -48,7 +48,8 @@ def balance(
     ``picked.parquet``: ``row`` and ``weight`` of each row drawn (a source's ``rows``). ``weights.parquet``: the weight of every
     row. ``concepts.parquet``: each concept's pictures before and after. ``long_tail.png`` and ``report.html`` show them.
 
-    Returns the report: Gini coefficient and coverage before and after. Equal input gives equal files.
+    Returns the report: Gini coefficient and coverage of all rows (before), of a random draw of the same size (random), and of
+    the balanced one (after). Equal input gives equal files.
     """
     if settings.count < 1:
         raise ConfigError(f"at least 1 row is drawn, got {settings.count}.")
@@ -58,6 +59,9 @@ def balance(
     weights = inverse_weights(nearest, before, settings.power)
     rows = resample(weights, settings.count, replace=settings.replace, seed=settings.seed)
     after = concept_counts(nearest, len(vocabulary.concepts), rows)
+    able = (weights > 0).astype(np.float64)
+    unweighted = resample(able / able.sum(), settings.count, replace=settings.replace, seed=settings.seed)
+    plain = concept_counts(nearest, len(vocabulary.concepts), unweighted)
     _write_table(out / "picked.parquet", {"row": rows, "weight": weights[rows]})
     _write_table(out / "weights.parquet", {"row": np.arange(len(weights)), "weight": weights})
     _write_table(out / "concepts.parquet", {"concept": vocabulary.concepts, "before": before, "after": after})
@@ -69,8 +73,10 @@ def balance(
         "concepts": len(vocabulary.concepts),
         "top_k": nearest.shape[1],
         "gini_before": gini(before),
+        "gini_random": gini(plain),
         "gini_after": gini(after),
         "coverage_before": coverage(before),
+        "coverage_random": coverage(plain),
         "coverage_after": coverage(after),
         **asdict(settings),
     }
