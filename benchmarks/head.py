@@ -2,23 +2,24 @@
 
 Both sides give every token's log-prob, with its gradient, and its entropy, which is only logged: an update without an
 entropy bonus. The full side is the plain one that keeps least: logits, fused cross-entropy, and the entropy from the
-same logits in slices. Memory is what a process of its own reaches above inputs, weight and weight gradient. Making each
-logit twice costs four products against three, so 1.33 is the floor of the time.
+same logits in slices. Memory is the most bytes of tensors alive at once, counted as they come and go, without inputs,
+weight and weight gradient. Making each logit twice costs four products against three, so 1.33 is the floor of the time
+where products are all that counts.
 """
 
 from __future__ import annotations
 
 import json
-import resource
 import statistics
-import subprocess
-import sys
 import time
+import weakref
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlvlm.models.head import token_logp
 
@@ -45,11 +46,40 @@ def full(hidden: Tensor, weight: Tensor, targets: Tensor) -> tuple[Tensor, Tenso
 SIDES: dict[str, Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]] = {"full": full, "chunked": token_logp}
 
 
+class PeakBytes(TorchDispatchMode):
+    """Counts the bytes of new tensors that are alive at once, those of ``ignored`` bytes (the weight's gradient) apart."""
+
+    def __init__(self, ignored: int) -> None:
+        super().__init__()
+        self.ignored, self.alive, self.peak = ignored, 0, 0
+        self._known: dict[int, int] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        old = {value.untyped_storage()._cdata for value in args if isinstance(value, Tensor)}
+        for value in out if isinstance(out, (tuple, list)) else (out,):
+            if isinstance(value, Tensor):
+                self._count(value.untyped_storage(), old)
+        return out
+
+    def _count(self, storage: Any, old: set[int]) -> None:
+        key, size = storage._cdata, storage.nbytes()
+        if key in old or key in self._known or size == self.ignored:
+            return
+        self._known[key] = size
+        self.alive += size
+        self.peak = max(self.peak, self.alive)
+        weakref.finalize(storage, self._forget, key)
+
+    def _forget(self, key: int) -> None:
+        self.alive -= self._known.pop(key)
+
+
 def inputs() -> tuple[Tensor, Tensor, Tensor]:
     """States, weight (both with gradients) and targets."""
     torch.manual_seed(0)
     hidden = torch.randn(TOKENS, WIDTH).requires_grad_()
-    weight = torch.empty(VOCABULARY, WIDTH).normal_(0, WIDTH**-0.5)  # in place: no second copy in the peak
+    weight = torch.empty(VOCABULARY, WIDTH).normal_(0, WIDTH**-0.5)
     return hidden, weight.requires_grad_(), torch.randint(0, VOCABULARY, (TOKENS,))
 
 
@@ -61,41 +91,26 @@ def run(side: str, hidden: Tensor, weight: Tensor, targets: Tensor) -> tuple[Ten
     return logp.detach(), entropy.detach()
 
 
-def peak_bytes(side: str) -> int:
-    """What forward and backward reach above inputs, weight and weight gradient; for a process of its own."""
-    hidden, weight, targets = inputs()
-    small = [tensor[:8].detach().requires_grad_() for tensor in (hidden, weight)]
-    run(side, *small, torch.zeros(8, dtype=torch.int64))  # loads the kernels
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    run(side, hidden, weight, targets)
-    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return (after - before) * 1024 - weight.numel() * weight.element_size()
-
-
-def peak_apart(side: str) -> int:
-    """:func:`peak_bytes` in a new process."""
-    done = subprocess.run([sys.executable, "-m", "benchmarks.head", side], capture_output=True, text=True, check=True)
-    return int(done.stdout.splitlines()[-1])
-
-
 def main() -> None:
     """Prints the table, then one line of JSON."""
-    memory = {side: peak_apart(side) for side in SIDES}
     arguments = inputs()
-    results, seconds = {}, {side: [] for side in SIDES}
+    results, memory = {}, {}
+    seconds: dict[str, list[float]] = {side: [] for side in SIDES}
+    for side in SIDES:
+        with PeakBytes(arguments[1].numel() * arguments[1].element_size()) as counter:
+            outputs = run(side, *arguments)
+        results[side], memory[side] = (*outputs, arguments[1].grad), counter.peak
     for step in range(WARM_UP + REPEATS):
         for side in SIDES:
             start = time.perf_counter()
-            outputs = run(side, *arguments)
+            run(side, *arguments)
             if step >= WARM_UP:
                 seconds[side].append(time.perf_counter() - start)
-            results[side] = (*outputs, arguments[1].grad)
     times = {side: statistics.median(values) for side, values in seconds.items()}
-    print(
-        f"torch {torch.__version__}, {torch.get_num_threads()} threads, {TOKENS} tokens of width {WIDTH}, {VOCABULARY} ids, fp32"
-    )
+    threads = torch.get_num_threads()
+    print(f"torch {torch.__version__}, {threads} threads, {TOKENS} tokens of width {WIDTH}, {VOCABULARY} ids, fp32")
     for side in SIDES:
-        print(f"{side:<8} {times[side]:7.3f} s   {memory[side] / 2**20:8.0f} MiB above inputs, weight and its gradient")
+        print(f"{side:<8} {times[side]:7.3f} s   {memory[side] / 2**20:7.1f} MiB above inputs, weight and its gradient")
     apart = [float((a - b).norm() / b.norm()) for a, b in zip(results["chunked"], results["full"], strict=True)]
     print("log-probs, entropies and weight gradient are {:.1e}, {:.1e} and {:.1e} apart".format(*apart))
     figures = {
@@ -108,7 +123,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
-        print(peak_bytes(sys.argv[1]))
-    else:
-        main()
+    main()
