@@ -125,7 +125,7 @@ def test_areal_normalises_by_group_and_then_over_the_tokens_of_the_batch() -> No
 def test_dapo_and_dr_grpo_are_whole_algorithms() -> None:
     dapo = config("dapo", "rollout.max_new_tokens=40")
     assert dapo.policy_loss == {"name": "ppo_clip", "clip_low": 0.2, "clip_high": 0.28}
-    assert dapo.regularizers == {"overlong": {"weight": 1.0, "max_length": 40, "buffer": 0.2}}
+    assert dapo.regularizers["overlong"] == {"weight": 1.0, "max_length": 40, "buffer": 0.2}
     assert [node["name"] for node in dapo.filters] == ["reward_spread"]
     dr_grpo = config("dr_grpo", "rollout.max_new_tokens=40")
     assert dr_grpo.advantage == {"name": "grpo", "std": "none"}

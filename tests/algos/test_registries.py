@@ -35,8 +35,9 @@ from rlvlm.errors import RegistryError
     ids=lambda value: getattr(value, "group", ""),
 )
 def test_every_part_is_found_by_name_and_says_what_it_is(registry: registries.Registry, names: str) -> None:
-    assert registry.names() == sorted(names.split())
-    for name in registry.names():
+    own = [name for name in registry.names() if registry.get(name).target.__module__.startswith("rlvlm.")]
+    assert own == sorted(names.split())  # other tests of this process may have registered theirs
+    for name in own:
         assert registry.get(name).summary.endswith((".", ":", ")")), name
 
 

@@ -14,7 +14,7 @@ from rlvlm.roles.rollout import Rollout
 from tests import tiny
 
 
-@register_reward("test_even", override=True)
+@register_reward("test_even", isolated=False, override=True)
 def even(completion: str, answer: str) -> float:
     """1 for records with an even answer, an error for the answer 3."""
     if answer == "3":
