@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import statistics
 import time
 from collections.abc import Callable
@@ -26,6 +27,8 @@ from rlvlm.models.policy import Policy
 GROUPS = (8, 16)
 REPEATS = 9
 WARM_UP = 2
+THREADS = int(os.environ.get("OMP_NUM_THREADS", "1"))
+"""One, unless set: what is compared is the work, and not how well products of this size split over cores."""
 
 
 def small_policy() -> Policy:
@@ -134,6 +137,7 @@ def compare(policy: Policy, samples: int) -> dict[str, float]:
 def main() -> None:
     """Prints the table, then one line of JSON."""
     transformers.logging.set_verbosity_error()
+    torch.set_num_threads(THREADS)
     policy = large_policy() if torch.cuda.is_available() else small_policy()
     parameters = sum(weight.numel() for weight in policy.parameters())
     place = torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU, {torch.get_num_threads()} threads"
