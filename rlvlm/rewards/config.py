@@ -23,7 +23,7 @@ class RewardConfig:
         scale, bias: the reward of a row is ``(score + bias) * scale``.
         max_error_rate: share of the last rows whose reward may fail before the run stops.
         timeout: seconds that one completion may take in one rule; a rule's own ``timeout`` comes first.
-        workers: processes of the pool; ``None`` takes the number of cores, at most 8.
+        workers: processes of the pool; ``None`` takes the cores of this process, at most 8.
         memory_mb: memory of one worker process, in MiB.
         unmarked: what counts as the answer when nothing is marked by ``<answer>`` or ``\\boxed{}``: ``none``; ``bare``, a
             completion that is one line with at most one word; ``text``, all text outside ``<think>``.

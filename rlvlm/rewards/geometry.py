@@ -26,9 +26,11 @@ MAX_SHAPES = 300
 
 _NORMAL = {"norm1": 1.0, "norm100": 100.0, "norm1000": 1000.0}
 _KEYS = {4: ("bbox_2d", "bbox", "box_2d", "box"), 2: ("point_2d", "point", "coordinate", "click")}
+_CORNERS = ("x1", "y1", "x2", "y2")
 _NUMBER = r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?"
-_TUPLE = re.compile(rf"[\[(]\s*({_NUMBER}(?:\s*[,\s]\s*{_NUMBER})*)\s*[\])]")
-_BARE = re.compile(rf"\s*{_NUMBER}(?:\s*[,\s]\s*{_NUMBER})*\s*")
+_SEPARATOR = r"(?:\s*,\s*|\s+)"
+_TUPLE = re.compile(rf"[\[(]\s*({_NUMBER}(?:{_SEPARATOR}{_NUMBER})*)\s*[\])]")
+_BARE = re.compile(rf"\s*{_NUMBER}(?:{_SEPARATOR}{_NUMBER})*\s*")
 _VALUE = re.compile(_NUMBER)
 _XML_POINT = re.compile(rf'<point\s+x="\s*({_NUMBER})\s*"\s+y="\s*({_NUMBER})\s*"')
 
@@ -64,6 +66,8 @@ def _walk(value: Any, size: int) -> Iterable[Any]:
             yield from _walk(value[keys[0]], size)
         elif size == 2 and "x" in value and "y" in value:
             yield (value["x"], value["y"])
+        elif size == 4 and all(corner in value for corner in _CORNERS):
+            yield [value[corner] for corner in _CORNERS]
         else:
             for inner in value.values():
                 if isinstance(inner, (Mapping, list, tuple)):

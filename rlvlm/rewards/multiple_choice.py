@@ -23,7 +23,8 @@ _NAMED = re.compile(
 _ASSERTED = re.compile(r"\banswer\b|答案", re.IGNORECASE)
 _DRESSED = re.compile(r"\s*" + _OPEN + r"([A-Za-z])" + _CLOSE + r"[\s.:,;!]*")
 _LEADING = re.compile(
-    r"\s*(?:(?:option|choice)\s+)?(?:[(\[{<]([A-Za-z])[)\]}>][.:,]?|([A-Za-z])\s*[).:])\s*(?=\S)", re.IGNORECASE
+    r"\s*(?:(?:option|choice)\s+)?(?:[(\[{<]([A-Za-z])[)\]}>][.:,]?|([A-Za-z])(?:\s*[).:]|,?(?=\s+(?:because|since|as|for)\b)))\s*(?=\S)",
+    re.IGNORECASE,
 )
 _ITEM = re.compile(r"(?<![A-Za-z0-9])(?:\(([A-Z])\)|([A-Z])[.):])(?=\s|$)")
 _JOINED = re.compile(
@@ -107,7 +108,7 @@ def read_choices(text: str, options: Mapping[str, str] | None = None) -> frozens
     """
     if len(text) > MAX_CHARS:
         return frozenset()
-    text = plain(text)
+    text = " ".join(plain(text).split())
     options = options or {}
     by_text = _by_option_text(text, options)
     if by_text is not None:

@@ -144,7 +144,7 @@ class Runner:
     def _pool_now(self) -> Pool:
         with self._lock:
             if self._pool is None:
-                self._pool = Pool(self.config.workers or min(os.cpu_count() or 1, MAX_WORKERS), self.config.memory_mb)
+                self._pool = Pool(self.config.workers or default_workers(), self.config.memory_mb)
             return self._pool
 
     def _loop_now(self) -> asyncio.AbstractEventLoop:
@@ -174,6 +174,12 @@ class Runner:
             else:
                 picked.setdefault(id(chosen), (chosen, []))[1].append(row)
         return list(picked.values())
+
+
+def default_workers() -> int:
+    """Processes for this process's share of the cores: several trainers of one machine divide them."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(MAX_WORKERS, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
 
 
 def place_of(rule: Rule) -> Literal["inline", "pool", "loop", "thread"]:

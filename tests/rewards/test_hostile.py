@@ -13,7 +13,9 @@ from typing import Any
 
 import pytest
 
-from rlvlm.rewards import score
+from rlvlm.rewards import REWARDS, score
+from rlvlm.rewards.execute import Scores, run_rows
+from rlvlm.rewards.samples import Samples
 from tests.rewards.test_fuzz import OPTIONS, RULES
 
 GOLDS: dict[str, Any] = {
@@ -98,6 +100,46 @@ def test_hostile_text_is_answered_in_time_and_memory(
     assert seconds < 10.0 * max(1.0, BUSY)
     assert own_mb < 1024
     assert worker_mb < 1024
+
+
+STARTS = ("", "[1", "A", "yes ", "the answer is ", '{"bbox_2d": [1', "\\text{", "1,", "$")
+RUNS = (
+    " ",
+    "\n",
+    ",",
+    "-",
+    "0",
+    "a",
+    "A",
+    "(",
+    "{",
+    "\\",
+    "*",
+    "'",
+    "1 ",
+    "1,",
+    "A ",
+    "or ",
+    "\\text{",
+    "(1,2)",
+    "not ",
+    "```\n",
+    "1/1",
+)
+
+
+@pytest.mark.parametrize("name", [name for name in RULES if REWARDS.get(name).traits["isolated"] is False])
+def test_no_pattern_backtracks_in_rules_that_run_in_the_trainer(name: str) -> None:
+    """Runs of one piece after each start: 20,000 characters take at most linear time."""
+    part = REWARDS.build({"name": name, **OPTIONS.get(name, {})})
+    texts = [f"<answer>{start}{run * (20_000 // len(run))}!</answer>" for start in STARTS for run in RUNS]
+    given = {"response_length": [5] * len(texts), "max_length": [9] * len(texts)}
+    samples = Samples(texts, [{"answer": GOLDS.get(name, "12")}] * len(texts), columns=given)
+    scores = Scores([None] * len(texts))
+    start = time.process_time()
+    run_rows(part, name, samples, range(len(texts)), scores)
+    assert time.process_time() - start < 0.1 * len(texts)
+    assert all(failure.kind == "error" for failure in scores.failures.values())
 
 
 @pytest.mark.parametrize("name", GOLDS)
