@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
+import math
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -101,30 +102,35 @@ def run_rows(part: Part, label: str, samples: Samples, rows: Sequence[int], into
     loose = samples.incomplete.intersection(optional)
     if not loose and [*optional] == [*part.optional[: len(optional)]]:
         needed, optional = [*needed, *optional.values()], {}
-    call, values = by_position(part), into.values
-    for row, given in zip(rows, _zipped(needed, rows, len(samples)), strict=True):
+    call = by_position(part)
+    columns = needed if len(rows) == len(samples) else [[column[row] for row in rows] for column in needed]
+    if columns and not optional:
+        _put_all(label, _mapped(call, label, columns), rows, into)
+        return
+    for row, given in zip(rows, zip(*columns, strict=True) if columns else [()] * len(rows), strict=True):
         try:
-            value = call(*given, **_present(optional, row)) if optional else call(*given)
+            value = call(*given, **_present(optional, row))
         except Exception as error:  # a rule's fault is its row's failure, whatever it raises
             value = failure_of(label, error)
-        if type(value) is float and value - value == 0.0:  # finite, the usual case
-            values[row] = value
-        else:
-            into.put(row, label, value)
+        into.put(row, label, value)
+
+
+def _mapped(call: Callable[..., Any], label: str, columns: Sequence[Sequence[Any]]) -> list[Any]:
+    """What the call gives for each row, or the failure that it raises: unlike a generator, ``map`` goes on after one."""
+    found: list[Any] = []
+    results = map(call, *columns)
+    while True:
+        try:
+            found.extend(results)
+            return found
+        except Exception as error:  # a rule's fault is its row's failure, whatever it raises
+            found.append(failure_of(label, error))
 
 
 def by_position(part: Part) -> Callable[..., Any]:
     """The part's function with its options set, without the registry's wrapper between."""
     function = getattr(part.call, "__wrapped__", None)
     return part.call if function is None else functools.partial(function, **part.options) if part.options else function
-
-
-def _zipped(columns: Sequence[Sequence[Any]], rows: Sequence[int], size: int) -> Iterable[tuple[Any, ...]]:
-    if not columns:
-        return [()] * len(rows)
-    if len(rows) == size:
-        return zip(*columns, strict=True)
-    return zip(*([column[row] for row in rows] for column in columns), strict=True)
 
 
 def complete_rows(part: Part, label: str, samples: Samples, rows: Sequence[int], into: Scores) -> Sequence[int]:
@@ -154,6 +160,9 @@ def _put_all(label: str, values: Sequence[Any], rows: Sequence[int], into: Score
     if len(values) != len(rows):
         message = f"the batched reward '{label}' gave {len(values)} scores for {len(rows)} completions; it gives one for each."
         values = [Failure(label, "value", message)] * len(rows)
+    if len(rows) == len(into.values) and set(map(type, values)) == {float} and math.isfinite(sum(values)):
+        into.values[:] = values  # the usual case, quicker than one by one
+        return
     for row, value in zip(rows, values, strict=True):
         into.put(row, label, value)
 

@@ -30,7 +30,8 @@ class Judge(ThreadingHTTPServer):
         self.headers: list[Any] = []
         self.times: list[float] = []
         self.under_way = self.most = 0
-        self.lock = threading.Lock()
+        self.hold = 1
+        self.lock = threading.Condition()
         super().__init__(("127.0.0.1", 0), _Handler)
 
     @property
@@ -50,7 +51,10 @@ class _Handler(BaseHTTPRequestHandler):
             self.server.under_way += 1
             self.server.most = max(self.server.most, self.server.under_way)
             step = self.server.script.pop(0) if len(self.server.script) > 1 else self.server.script[0]
-        time.sleep(0.03)
+        with self.server.lock:  # no reply before so many requests are under way
+            self.server.lock.notify_all()
+            self.server.lock.wait_for(lambda: self.server.most >= self.server.hold, 10.0)
+        time.sleep(0.02)
         with self.server.lock:
             self.server.under_way -= 1
         status, text = step if isinstance(step, tuple) else (200, step)
@@ -132,16 +136,18 @@ def test_a_refused_connection_fails_the_row() -> None:
 
 
 def test_requests_go_out_together_up_to_the_limit(server: Judge) -> None:
+    server.hold = 3
     _run(server, [f"<answer>{n} dogs</answer>" for n in range(12)], concurrency=3)
     assert server.most == 3
-    server.most = 0
+    server.hold = 12
     _run(server, [f"<answer>{n} cats</answer>" for n in range(12)], concurrency=12)
-    assert server.most > 3
+    assert server.most == 12
 
 
 def test_the_rate_is_kept(server: Judge) -> None:
+    start = time.monotonic()
     _run(server, [f"<answer>{n} dogs</answer>" for n in range(5)], per_minute=60 / 0.1)
-    assert max(server.times) - min(server.times) >= 0.35
+    assert max(server.times) - start >= 0.4
 
 
 def test_the_answer_can_not_close_its_fence_or_fill_the_prompt(server: Judge) -> None:
