@@ -178,12 +178,12 @@ def table(registry: Registry) -> list[str]:
     trait = {"policy_losses": "scope", "regularizers": "acts_on"}.get(registry.group)
     heads = ["name", "formula", "reads", "options", *([trait.replace("_", " ")] if trait else []), "paper", "elsewhere"]
     lines = [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
-    for name in registry.names():
-        entry, doc = registry.get(name), read_doc(registry.get(name))
+    for entry in registry.own_entries():
+        doc = read_doc(entry)
         reads = ", ".join(f"`{read}`" for read in entry.needs)
         options = ", ".join(_option(option) for option in entry.options.values())
         traits = [str(entry.traits[trait])] if trait else []
-        cells = [f"`{name}`", doc.says, reads, options, *traits, _linked(doc.paper), doc.elsewhere]
+        cells = [f"`{entry.name}`", doc.says, reads, options, *traits, _linked(doc.paper), doc.elsewhere]
         lines.append("| " + " | ".join(map(_cell, cells)) + " |")
     return lines
 
@@ -191,10 +191,10 @@ def table(registry: Registry) -> list[str]:
 def option_list(registry: Registry) -> list[str]:
     """What the docstrings say of options, part by part."""
     lines = []
-    for name in registry.names():
-        entry, doc = registry.get(name), read_doc(registry.get(name))
+    for entry in registry.own_entries():
+        doc = read_doc(entry)
         described = [(option, doc.options[option]) for option in entry.options if option in doc.options]
-        lines += [f"- `{name}`.`{option}`: {meaning}" for option, meaning in described]
+        lines += [f"- `{entry.name}`.`{option}`: {meaning}" for option, meaning in described]
     return lines
 
 

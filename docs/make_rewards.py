@@ -54,11 +54,10 @@ def fill(page: str) -> str:
 def rules() -> list[str]:
     """A row for each rule."""
     lines = ["| rule | scores | range | reads | options | example |", "|---|---|---|---|---|---|"]
-    for name in REWARDS.names():
-        entry = REWARDS.get(name)
+    for entry in REWARDS.own_entries():
         reads = ", ".join([*(f"`{one}`" for one in entry.needs), *(f"`{one}`?" for one in entry.optional)])
         listed = ", ".join(_option(option) for option in entry.options.values()) or "none"
-        cells = [f"`{name}`", _tidy(entry.summary), _range(entry.traits["range"]), reads, listed, _example(entry)]
+        cells = [f"`{entry.name}`", _tidy(entry.summary), _range(entry.traits["range"]), reads, listed, _example(entry)]
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return lines
 
@@ -66,10 +65,9 @@ def rules() -> list[str]:
 def options() -> list[str]:
     """What the docstrings say of every option."""
     lines = []
-    for name in REWARDS.names():
-        entry = REWARDS.get(name)
+    for entry in REWARDS.own_entries():
         for group, meaning in _described(entry).items():
-            lines.append(f"- `{name}`: " + ", ".join(f"`{one}`" for one in group) + f" — {meaning}")
+            lines.append(f"- `{entry.name}`: " + ", ".join(f"`{one}`" for one in group) + f" — {meaning}")
     return lines
 
 

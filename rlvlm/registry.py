@@ -60,6 +60,11 @@ class Entry:
         return inspect.isclass(self.target)
 
     @property
+    def is_own(self) -> bool:
+        """True when the part is the library's own, and not a plug-in's or another package's."""
+        return self.target.__module__.startswith("rlvlm.")
+
+    @property
     def summary(self) -> str:
         """The first line of the part's docstring, for listings."""
         doc = inspect.getdoc(self.target)
@@ -173,6 +178,10 @@ class Registry:
         """All registered names, built-in, plug-in and entry-point ones, sorted."""
         self._load_builtins()
         return sorted({*self._entries, *self._entry_points()})
+
+    def own_entries(self) -> list[Entry]:
+        """The library's own parts, sorted by name: what its documents list, whatever plug-ins are loaded."""
+        return [entry for name in self.names() if (entry := self.get(name)).is_own]
 
     def get(self, name: str) -> Entry:
         """The entry called ``name``; an unknown name raises ``RegistryError`` with the nearest one."""

@@ -211,7 +211,7 @@ def _check_together(composition: Composition) -> None:
 
 def _try_options(part: Part) -> None:
     """Calls one of the library's own functions on a single token: it raises ``ConfigError`` for an option out of range."""
-    ours = part.entry.target.__module__.startswith("rlvlm.algos.") and not part.entry.is_class
+    ours = part.entry.is_own and not part.entry.is_class
     if ours and "scores_by_rule" not in (*part.needs, *part.optional):  # their options name the rules of the run
         part({name: _one_token(name) for name in part.needs})
 

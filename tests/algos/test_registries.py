@@ -35,10 +35,10 @@ from rlvlm.errors import RegistryError
     ids=lambda value: getattr(value, "group", ""),
 )
 def test_every_part_is_found_by_name_and_says_what_it_is(registry: registries.Registry, names: str) -> None:
-    own = [name for name in registry.names() if registry.get(name).target.__module__.startswith("rlvlm.")]
-    assert own == sorted(names.split())  # other tests of this process may have registered theirs
-    for name in own:
-        assert registry.get(name).summary.endswith((".", ":", ")")), name
+    own = registry.own_entries()
+    assert [entry.name for entry in own] == sorted(names.split())
+    for entry in own:
+        assert entry.summary.endswith((".", ":", ")")), entry.name
 
 
 def test_a_part_that_reads_what_there_is_not_is_refused() -> None:

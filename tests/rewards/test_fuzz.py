@@ -16,7 +16,7 @@ from rlvlm.rewards.pool import Pool
 
 NEEDS_A_MODEL = {"clip_similarity", "clip_retrieval", "vqa_consistency", "reward_model", "llm_judge"}
 OPTIONS: dict[str, dict[str, Any]] = {"overlong": {"buffer": 8}, "point": {"radius": 1.0}, "code": {"seconds": 1.0}}
-RULES = [name for name in REWARDS.names() if name not in NEEDS_A_MODEL and not name.startswith("test_")]
+RULES = [entry.name for entry in REWARDS.own_entries() if entry.name not in NEEDS_A_MODEL]
 EXAMPLES = {"code": 4, "math": 25, "html": 30, "svg": 30}
 MORE = int(os.environ.get("RLVLM_FUZZ", "1"))
 """RLVLM_FUZZ=50 tries so many times more, with other draws each time."""
