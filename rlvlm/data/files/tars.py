@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -122,10 +123,11 @@ def _pax_path(content: bytes) -> str | None:
     return None
 
 
-def _natural(extension: str) -> tuple[Any, ...]:
-    """``img10.jpg`` after ``img2.jpg``."""
-    digits = "".join(char for char in extension if char.isdigit())
-    return ("".join(char for char in extension if not char.isdigit()), int(digits or 0))
+def _natural(extension: str) -> tuple[list[str | int], str]:
+    """Orders ``2.png`` before ``10.jpg``: what stands before the kind counts first, its numbers as numbers."""
+    stem, _, kind = extension.rpartition(".")
+    pieces = re.split(r"([0-9]+)", stem)  # texts at even places, numbers at odd ones: equal places compare
+    return [int(piece) if place % 2 else piece for place, piece in enumerate(pieces)], kind
 
 
 @register_source("webdataset")

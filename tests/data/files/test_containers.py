@@ -120,6 +120,17 @@ def test_tars_of_the_webdataset_library_with_captions(tmp_path: Path) -> None:
     assert (row["caption"], row["images"]) == ("a red square", [png()])
 
 
+def test_pictures_of_several_kinds_keep_their_numbers_order(tmp_path: Path) -> None:
+    names = ["000.png", "001.jpg", "002.gif", "010.jpg", "1000.png", "a.jpg", "a2.png", "a10.jpg", "jpg"]
+    with tarfile.open(tmp_path / "a.tar", "w") as tar:
+        for name in reversed(names):
+            entry = tarfile.TarInfo(f"x.{name}")
+            entry.size = len(name)
+            tar.addfile(entry, io.BytesIO(name.encode()))
+    (row,) = tars.webdataset(str(tmp_path / "a.tar"))
+    assert row["images"] == [name.encode() for name in ["jpg", *names[:-1]]]
+
+
 def test_broken_tars_say_what_is_wrong(tmp_path: Path) -> None:
     write_tar(tmp_path / "a.tar", 2, tarfile.USTAR_FORMAT)
     content = (tmp_path / "a.tar").read_bytes()

@@ -150,6 +150,28 @@ def test_shards_hold_whole_dialogues_untouched_pictures_and_boundaries(tmp_path:
     assert sorted(seen) == list(range(12))
 
 
+def test_a_bin_of_pictures_of_several_kinds_gives_each_sample_its_own(tmp_path: Path) -> None:
+    rows = []
+    for number in range(9):
+        name = f"{number}.{('png', 'jpg', 'webp')[number % 3]}"
+        Image.new("RGB", (56, 56), (20 * number, 0, 0)).save(tmp_path / name, quality=100)
+        rows.append({"problem": "q", "answer": str(number), "images": [name]})
+    packed_into(tmp_path, task_of(write_jsonl(tmp_path / "data.jsonl", rows)), 400)
+    config = DataConfig(train=f"{tmp_path}/shards/*.tar", prompts_per_step=1, shuffle=False)
+    loader = supervised_loader(config, family("llava"))
+    batches = iter(loader)
+    seen = set()
+    for _ in range(len(loader)):
+        batch = next(batches)
+        for prompt in batch.prompts:
+            (span,) = prompt.spans
+            red = batch.media[span.media].image.decode().getpixel((28, 28))[0]
+            assert abs(red - 20 * prompt.record["row"]) <= 3, "the picture is the row's own"
+            seen.add(prompt.record["row"])
+    loader.close()
+    assert seen == set(range(9))
+
+
 def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.rglob("*") if path.is_file() and "parts" not in path.parts}
 
