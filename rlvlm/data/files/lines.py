@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import mmap
 import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, BinaryIO
@@ -14,9 +13,12 @@ from numpy.typing import NDArray
 from rlvlm.data.sources import register_source
 from rlvlm.errors import DataError
 
-_CHUNK = 1 << 24  # bytes scanned at once
-_QUOTE, _BACKSLASH, _NEWLINE, _COMMA = (ord(char) for char in '"\\\n,')
-_OPENING, _CLOSING = b"[{", b"]}"
+_CHUNK = 1 << 20  # bytes scanned at once: a chunk and what is worked out of it stay in the cache
+_QUOTE, _BACKSLASH, _NEWLINE = (ord(char) for char in '"\\\n')
+_STEPS = np.zeros(256, np.int8)  # what a byte outside strings does to the depth of nesting
+_STEPS[list(b"[{")], _STEPS[list(b"]}")] = 1, -1
+_MARKS = _STEPS != 0
+_MARKS[ord(",")] = True
 
 
 class JsonRows(Sequence[dict[str, Any]]):
@@ -27,29 +29,24 @@ class JsonRows(Sequence[dict[str, Any]]):
 
     def __init__(self, path: str, ranges: NDArray[np.int64]) -> None:
         self.path, self._ranges = path, ranges
-        self._view: mmap.mmap | None = None
+        self._file: BinaryIO | None = None
 
     def __len__(self) -> int:
         return len(self._ranges)
 
     def __getitem__(self, row: Any) -> Any:
-        start, end = (int(bound) for bound in self._ranges[row])
+        if self._file is None:
+            self._file = open(self.path, "rb")  # noqa: SIM115 - stays open as long as the rows are read
         try:
-            value = json.loads(self._bytes()[start:end].decode("utf-8-sig"))
+            value = json.loads(_slice(self._file, self._ranges[row]).decode("utf-8-sig"))
         except (ValueError, RecursionError) as error:  # bad JSON or bad UTF-8
             raise DataError(f"{self.path}, row {row}: no valid JSON ({error}).") from error
         if not isinstance(value, dict):
             raise DataError(f"{self.path}, row {row}: a row is a JSON object, got {type(value).__name__}.")
         return value
 
-    def _bytes(self) -> mmap.mmap:
-        if self._view is None:
-            with open(self.path, "rb") as file:
-                self._view = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        return self._view
-
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_view": None}
+        return {**self.__dict__, "_file": None}
 
 
 @register_source("jsonl")
@@ -96,30 +93,25 @@ def _line_ranges(path: str) -> NDArray[np.int64]:
 
 
 def _array_ranges(path: str) -> NDArray[np.int64]:
-    """Byte ranges of a top-level array's entries: commas at depth 1 that stand outside strings."""
-    cuts, depth, inside = [], 0, False
-    opened = closed = -1
+    """Byte ranges of a top-level array's entries: between its brackets and the commas at depth 1, strings aside."""
+    commas: list[NDArray[np.int64]] = []
+    depth, inside, opened, closed = 0, np.uint8(0), -1, -1
     for start, chunk in _chunks(path):
-        in_string = (np.cumsum(_unescaped_quotes(chunk)) + inside) % 2 == 1
-        inside = bool(in_string[-1])
-        outside = ~in_string
-        step = np.zeros(len(chunk), np.int32)
-        for char in _OPENING:
-            step[(chunk == char) & outside] = 1
-        for char in _CLOSING:
-            step[(chunk == char) & outside] = -1
-        depths = np.cumsum(step) + depth
-        if opened < 0 and (rises := np.flatnonzero(depths == 1)).size:
-            opened = start + int(rises[0])
-        cuts.append(np.flatnonzero((chunk == _COMMA) & outside & (depths == 1)) + start)
-        if (falls := np.flatnonzero((step == -1) & (depths == 0))).size and closed < 0:
-            closed = start + int(falls[0])
-        depth = int(depths[-1])
-    if opened < 0 or closed < 0:
+        in_string = np.bitwise_xor.accumulate(_unescaped_quotes(chunk).view(np.uint8)) ^ inside
+        inside = in_string[-1]
+        places = np.flatnonzero(_MARKS[chunk] & (in_string == 0))
+        steps = _STEPS[chunk[places]]
+        depths = np.cumsum(steps, dtype=np.int64) + depth
+        if opened < 0 and len(places):
+            opened = start + int(places[0])
+        commas.append(places[(steps == 0) & (depths == 1)] + start)
+        if closed < 0 and len(ends := places[(steps == -1) & (depths == 0)]):
+            closed = start + int(ends[0])
+        depth = int(depths[-1]) if len(depths) else depth
+    if closed < 0:
         raise DataError(f"{path}: the JSON array is not closed; the file was cut off.")
-    commas = np.concatenate(cuts)
-    starts = np.concatenate([[opened], commas]) + 1
-    ranges = np.stack([starts, np.concatenate([commas, [closed]])], axis=1).astype(np.int64)
+    cuts = np.concatenate([[opened], *commas, [closed]]).astype(np.int64)
+    ranges = np.stack([cuts[:-1] + 1, cuts[1:]], axis=1)
     with open(path, "rb") as file:
         return ranges[:0] if len(ranges) == 1 and not _slice(file, ranges[0]).strip() else ranges
 

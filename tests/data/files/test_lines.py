@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import pickle
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -86,3 +88,23 @@ def test_rows_can_be_sent_to_other_processes(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"a": 1}\n')
     rows = lines.jsonl(str(tmp_path / "a.jsonl"))
     assert rows[0] == pickle.loads(pickle.dumps(rows))[0] == {"a": 1}
+
+
+def test_threads_and_forked_processes_that_share_an_open_file_read_their_own_rows(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(json.dumps({"row": row, "pad": "x" * (row % 97)}) + "\n" for row in range(2000)))
+    rows = lines.jsonl(str(path))
+    assert rows[0]["row"] == 0, "the file is open before anything is forked"
+
+    def read_own(step: int) -> None:
+        for row in [*range(step, 2000, 4)] * 3:
+            assert rows[row]["row"] == row
+
+    children = [multiprocessing.get_context("fork").Process(target=read_own, args=(step,)) for step in range(2)]
+    for child in children:
+        child.start()
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(read_own, range(4)))
+    for child in children:
+        child.join()
+    assert [child.exitcode for child in children] == [0, 0]
