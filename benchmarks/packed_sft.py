@@ -35,7 +35,7 @@ from rlvlm.pipelines.sft import SFT
 BIN = 1024  # tokens
 BINS = 4  # a step
 STEPS = 10
-MODEL = {"name": "toy_llava", "task": "shapes", "hidden": 192, "layers": 4, "heads": 6, "mlp": 576}
+MODEL = {"name": "toy_llava", "task": "shapes", "hidden": 192, "layers": 4, "mlp": 576}
 
 
 @register_source("uneven_captions")
