@@ -36,8 +36,6 @@ RIGHT = {
     "html": "<p>Soup</p>",
     "code": "def f(x):\n    return 2",
 }
-BUSY = os.getloadavg()[0] / (os.cpu_count() or 1)
-"""How many processes share a core: limits are those of a free machine."""
 MEGABYTES_10 = 10_000_000
 HOSTILE = {
     "10 MB of words": "<answer>" + "word " * (MEGABYTES_10 // 5) + "</answer>",
@@ -53,7 +51,7 @@ HOSTILE = {
 
 
 PROGRAM = """
-import json, resource, time
+import glob, json, os, resource, time
 from rlvlm.errors import RewardError
 from rlvlm.rewards import REWARDS, api, score
 from tests.rewards.test_hostile import GOLDS, HOSTILE
@@ -63,11 +61,30 @@ def peak_mb(pid):
     with open(f"/proc/{pid}/status") as status:
         return max([int(line.split()[1]) / 1024 for line in status if line.startswith("VmHWM")], default=0.0)
 
+def standing_in_line():
+    # Seconds that each of our threads, and of the workers, was ready to run and had no core.
+    waited = {}
+    for pid in [os.getpid(), *(worker.process.pid for pool in api._POOLS for worker in list(pool._state.workers))]:
+        for path in glob.glob(f"/proc/{pid}/task/*/schedstat"):
+            try:
+                with open(path) as stat:
+                    waited[pid, path] = int(stat.read().split()[1]) / 1e9
+            except OSError:
+                pass  # the thread has just ended
+    return waited
+
+def longest_wait(before, after):
+    # Of each process its longest-waiting thread; a process that is gone counts nothing.
+    longest = {}
+    for (pid, path), waited in after.items():
+        longest[pid] = max(longest.get(pid, 0.0), waited - before.get((pid, path), 0.0))
+    return sum(longest.values())
+
 for name in RULES:
     low, high = REWARDS.get(name).traits["range"]
     for hostile, text in HOSTILE.items():
         given = {"response_length": 10, "max_length": 64} if name in ("length", "overlong") else {}
-        start = time.monotonic()
+        in_line, start = standing_in_line(), time.monotonic()
         try:
             found = score(name, text, GOLDS.get(name, "12"), **OPTIONS.get(name, {}), **given)
             outcome = "scored" if low <= found <= high else f"scored {found}"
@@ -75,7 +92,7 @@ for name in RULES:
             outcome = f"refused: {error}"
         except Exception as error:
             outcome = f"{type(error).__name__}: {error}"
-        seconds = time.monotonic() - start
+        seconds = time.monotonic() - start - longest_wait(in_line, standing_in_line())
         workers = [worker.process.pid for pool in api._POOLS for worker in list(pool._state.workers)]
         own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         print(json.dumps([name, hostile, outcome, seconds, own, max(map(peak_mb, workers), default=0.0)]), flush=True)
@@ -84,7 +101,10 @@ for name in RULES:
 
 @pytest.fixture(scope="module")
 def answered() -> dict[tuple[str, str], list[Any]]:
-    """Outcome, seconds, peak memory of the process and of its worker, for every rule and text, in a process of its own."""
+    """Outcome, seconds, peak memory of the process and of its worker, for every rule and text, in a process of its own.
+
+    Seconds are those on the wall less those spent waiting for a core, so that other work on the machine does not count.
+    """
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     return {(line[0], line[1]): line[2:] for line in map(json.loads, done.stdout.splitlines())}
@@ -97,7 +117,7 @@ def test_hostile_text_is_answered_in_time_and_memory(
 ) -> None:
     outcome, seconds, own_mb, worker_mb = answered[name, hostile]
     assert outcome == "scored" or outcome.startswith("refused"), outcome
-    assert seconds < 10.0 * max(1.0, BUSY)
+    assert seconds < 10.0
     assert own_mb < 1024
     assert worker_mb < 1024
 
