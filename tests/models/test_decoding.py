@@ -57,7 +57,7 @@ def prefilled(
     return cache
 
 
-def decode(
+def check_decoding(
     cache: GenerationCache, reference: Reference, rows: list[list[tuple[int, int]]], generator: torch.Generator
 ) -> None:
     """One token for every (prompt, sample) in ``rows``, compared layer by layer."""
@@ -94,7 +94,7 @@ def test_each_sample_attends_to_its_prompt_and_to_its_own_tokens(lengths, sample
     cache = prefilled(reference, lengths, samples, max_tokens=6)
     rows = [[(p, s) for s in range(samples)] for p in range(len(lengths))]
     for _ in range(6):
-        decode(cache, reference, rows, generator)
+        check_decoding(cache, reference, rows, generator)
 
 
 def test_prompts_may_be_prefilled_in_pieces_of_different_widths(generator):
@@ -102,7 +102,7 @@ def test_prompts_may_be_prefilled_in_pieces_of_different_widths(generator):
     reference = Reference(lengths, 2, generator)
     cache = prefilled(reference, lengths, 2, max_tokens=2, pieces=2)
     for _ in range(2):
-        decode(cache, reference, [[(p, s) for s in range(2)] for p in range(4)], generator)
+        check_decoding(cache, reference, [[(p, s) for s in range(2)] for p in range(4)], generator)
 
 
 def test_samples_outgrow_their_first_room(generator, monkeypatch):
@@ -110,7 +110,7 @@ def test_samples_outgrow_their_first_room(generator, monkeypatch):
     reference = Reference([3, 4], 2, generator)
     cache = prefilled(reference, [3, 4], 2, max_tokens=7)
     for _ in range(7):
-        decode(cache, reference, [[(p, s) for s in range(2)] for p in range(2)], generator)
+        check_decoding(cache, reference, [[(p, s) for s in range(2)] for p in range(2)], generator)
     assert all(layer.own_key.shape[3] == 7 for layer in cache._layers.values())
 
 
@@ -122,7 +122,7 @@ def test_rows_are_dropped_from_any_prompt_while_the_others_go_on(seed, generator
     rows = [(p, s) for p in range(3) for s in range(samples)]
     pick = torch.Generator().manual_seed(seed)
     while rows:
-        decode(cache, reference, [rows], generator)
+        check_decoding(cache, reference, [rows], generator)
         ended = torch.rand(len(rows), generator=pick) < 0.3
         rows = [row for row, gone in zip(rows, ended.tolist(), strict=True) if not gone]
         if rows and bool(ended.any()):
@@ -134,13 +134,13 @@ def test_rows_are_dropped_from_any_prompt_while_the_others_go_on(seed, generator
 def test_what_was_dropped_is_cut_out_when_that_pays(generator):
     reference = Reference([4, 6, 3], 4, generator)
     cache = prefilled(reference, [4, 6, 3], 4, max_tokens=4)
-    decode(cache, reference, [[(p, s) for s in range(4)] for p in range(3)], generator)
+    check_decoding(cache, reference, [[(p, s) for s in range(4)] for p in range(3)], generator)
     cache.drop(torch.tensor([True] + [False] * 11))  # one of twelve: the block stays
     assert cache._layers[0].own_key.shape[:3] == (3, KEY_HEADS, 4)
     cache.drop(torch.tensor([True, False, True] + [True] * 4 + [False, True, True, False]))
     assert cache._layers[0].own_key.shape[:3] == (2, KEY_HEADS, 2)
     assert cache._layers[0].prompt_key.shape[0] == 2
-    decode(cache, reference, [[(0, 2), (2, 0), (2, 3)]], generator)
+    check_decoding(cache, reference, [[(0, 2), (2, 0), (2, 3)]], generator)
 
 
 def test_prompts_are_kept_once_whatever_the_number_of_samples(generator):

@@ -27,4 +27,5 @@ def test_the_tables_are_up_to_date() -> None:
 )
 def test_every_recipe_on_the_page_builds(block: str) -> None:
     node = yaml.safe_load(re.sub(r"^  ", "", block, flags=re.MULTILINE) if block.startswith("  ") else block)
-    build_rules(RewardConfig(**node["reward"]))
+    rules = build_rules(RewardConfig(**node["reward"]))
+    assert {*node["reward"].get("rules", {})} <= {rule.label for rule in rules}

@@ -148,10 +148,13 @@ class Family(ABC):
         """What :meth:`process` makes of each picture, by one call of the image processor."""
         images = [picture if isinstance(picture, Image.Image) else picture.decode() for picture in pictures]
         joined = dict(self.image_processor(images=images, return_tensors="pt"))
-        grid = joined.get("image_grid_thw")
-        rows = 1 if grid is None else grid.prod(-1).tolist()
+        rows = self.pixel_rows(joined)
         split = {name: tensor.split(rows if name == "pixel_values" else 1) for name, tensor in joined.items()}
         return [{name: parts[i].clone() for name, parts in split.items()} for i in range(len(images))]
+
+    def pixel_rows(self, pixels: Pixels) -> list[int]:
+        """How many rows of ``pixel_values`` each of several pictures takes; all other tensors have one row a picture."""
+        return [1] * len(pixels["pixel_values"])
 
     def pixels(self, media: Media) -> Pixels:
         """The picture's processed tensors, made at the first call and kept with it."""

@@ -63,6 +63,10 @@ class Qwen2_5VL(Family):
         """Tokens of all pictures together."""
         return int(pixels["image_grid_thw"].prod(-1).sum()) // self._merge**2
 
+    def pixel_rows(self, pixels: Pixels) -> list[int]:
+        """Patches of each picture."""
+        return [int(rows) for rows in pixels["image_grid_thw"].prod(-1)]
+
     def grid(self, pixels: Pixels) -> tuple[int, int, int]:
         """(time, height, width) in tokens."""
         time, height, width = pixels["image_grid_thw"][0].tolist()
