@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from rlvlm.errors import DataError
+
+_READ = 1 << 16  # bytes of a file's beginning and end that its fingerprint looks at
 
 
 class Job:
@@ -36,7 +38,7 @@ class Job:
                 name = changed[0]
                 raise DataError(
                     f"'{self.folder}' holds work with other settings ({name}: {before.get(name)!r}, now {asked.get(name)!r}); "
-                    "go on with the same settings, or choose another output folder."
+                    "go on with the same settings, remove that folder to begin anew, or choose another one."
                 )
         else:
             write_atomic(note, json.dumps(asked, indent=1, sort_keys=True).encode())
@@ -73,16 +75,27 @@ def write_atomic(path: str | Path, content: bytes | Callable[[Path], Any]) -> No
     partial.replace(target)
 
 
-def fingerprint(paths: list[str]) -> str:
-    """Hash of files' names, sizes and times of change: enough to notice other data."""
+def fingerprint(paths: Iterable[str]) -> str:
+    """Hash of files' names, sizes, beginnings and ends: enough to notice other data, and little to read of large files.
+
+    A folder stands for the files in it; a path that is neither (a hub repository) for itself.
+    """
     digest = hashlib.blake2b(digest_size=12)
-    for path in paths:
+    for path in _files_in(paths):
+        digest.update(f"{os.path.basename(path)};".encode())
         if os.path.isfile(path):
-            stat = os.stat(path)
-            digest.update(f"{os.path.basename(path)},{stat.st_size},{stat.st_mtime_ns};".encode())
-        else:
-            digest.update(f"{path};".encode())
+            with open(path, "rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                digest.update(f"{size};".encode() + file.read(_READ))
+                file.seek(max(size - _READ, 0))
+                digest.update(file.read(_READ))
     return digest.hexdigest()
+
+
+def _files_in(paths: Iterable[str]) -> Iterator[str]:
+    for path in paths:
+        inside = sorted(entry.path for entry in os.scandir(path) if entry.is_file()) if os.path.isdir(path) else [path]
+        yield from inside
 
 
 def file_hash(path: str | Path) -> str:

@@ -22,6 +22,7 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from rlvlm.data.config import DataConfig, SourceConfig, read_sources
+from rlvlm.data.jobs import fingerprint
 from rlvlm.data.media import PictureLimits
 from rlvlm.data.records import FORMATS, as_record, column_of, format_of
 from rlvlm.errors import ConfigError, DataError, nearest
@@ -60,10 +61,13 @@ class Source:
         config: the source's settings.
         rows: its raw rows.
         name: for messages: the path or the source's name.
+        files: what the rows are read from.
     """
 
-    def __init__(self, config: SourceConfig, rows: Sequence[Mapping[str, Any]], name: str) -> None:
-        self.config, self.name, self._rows = config, name, rows
+    def __init__(
+        self, config: SourceConfig, rows: Sequence[Mapping[str, Any]], name: str, files: Sequence[str] = ()
+    ) -> None:
+        self.config, self.name, self._rows, self._files = config, name, rows, tuple(files)
         self._picked = None if config.rows is None else _read_picked(config.rows, len(rows))
         self._length = len(rows if self._picked is None else self._picked)
         if config.limit is not None:
@@ -79,6 +83,11 @@ class Source:
         part = copy.copy(self)
         part.first, part._length = self.first + start, end - start
         return part
+
+    def fingerprint(self) -> str:
+        """Hash that tells these rows from those of other files; of sources that make their rows, the settings tell."""
+        picked = () if self.config.rows is None else (self.config.rows,)
+        return fingerprint((*self._files, *picked))
 
     def row(self, index: int) -> int:
         """The number, in the file, of the record at this index."""
@@ -136,7 +145,7 @@ def open_source(source: SourceConfig, config: DataConfig | None = None, split: s
     parts: list[Sequence[Mapping[str, Any]]] = [
         _build(source.name or container_of(path), source.options, path, split, seed) for path in paths
     ]
-    return Source(source, parts[0] if len(parts) == 1 else Joined(parts), source.path)
+    return Source(source, parts[0] if len(parts) == 1 else Joined(parts), source.path, paths)
 
 
 def _build(name: str, options: Mapping[str, Any], path: str, split: str, seed: int) -> Sequence[Mapping[str, Any]]:

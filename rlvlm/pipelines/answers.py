@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rlvlm.batch import Batch
+from rlvlm.data.jobs import fingerprint
 from rlvlm.data.loader import Loader, row_of
 from rlvlm.data.selection import Answered, AnswerTask, collect_answers
 from rlvlm.data.sources import Source, open_sources
@@ -58,7 +59,9 @@ def answer_prompts(
 def _settings(stage: Stage, source: Source, success: float) -> dict[str, object]:
     """What decides the answers and their scores."""
     parts = {name: repr(getattr(stage, name)) for name in ("model", "rollout", "reward", "inference_engine")}
-    return {**parts, "source": source.name, "data": repr(stage.data), "seed": stage.run.seed, "success": success}
+    model = fingerprint([stage.model.path]) if stage.model.path else ""
+    data = {"source": source.name, "data": repr(stage.data), "data_files": source.fingerprint()}
+    return {**parts, **data, "model_files": model, "seed": stage.run.seed, "success": success}
 
 
 def _answered(prompts: Batch, rollout: Rollout, reward: Reward, rule: str, success: float) -> Iterator[Answered]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rlvlm.data.jobs import Job, write_atomic
+from rlvlm.data.jobs import Job, fingerprint, write_atomic
 from rlvlm.data.progress import Progress, clock
 from rlvlm.data.workers import Chunk, plan_chunks, run_chunks
 from rlvlm.errors import DataError
@@ -51,6 +51,21 @@ def test_a_folder_of_other_settings_is_refused(tmp_path: Path) -> None:
     Job(tmp_path, {"b": (1, 2), "a": 1})
     with pytest.raises(DataError, match=r"other settings \(a: 1, now 2\)"):
         Job(tmp_path, {"a": 2, "b": [1, 2]})
+
+
+def test_a_fingerprint_tells_other_files_and_not_when_they_were_written(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    file = tmp_path / "data" / "a.jsonl"
+    seen = set()
+    for content in (b"a" * 200_000, b"a" * 199_999 + b"b", b"b" + b"a" * 199_999, b"a"):
+        file.write_bytes(content)
+        seen.add(fingerprint([str(file)]))
+        assert fingerprint([str(tmp_path / "data")]) == fingerprint([str(file)]), "a folder is the files in it"
+    assert len(seen) == 4
+    before = fingerprint([str(file)])
+    os.utime(file, (0, 0))
+    assert fingerprint([str(file)]) == before
+    assert fingerprint(["owner/name@train"]) != fingerprint(["owner/name@test"])
 
 
 def test_half_written_files_of_dead_processes_are_swept_away(tmp_path: Path) -> None:

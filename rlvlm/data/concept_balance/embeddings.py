@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import torch
 from numpy.typing import NDArray
 
-from rlvlm.data.jobs import Job, file_hash, write_atomic
+from rlvlm.data.jobs import Job, fingerprint, write_atomic
 from rlvlm.data.media import Picture
 from rlvlm.data.progress import Progress
 from rlvlm.data.workers import Chunk, SourceTask, plan_chunks, run_chunks
@@ -74,7 +74,7 @@ class ClipModel:
             AutoImageProcessor.from_pretrained(path, backend="pil"),
             AutoTokenizer.from_pretrained(path),
         )
-        self.device = device
+        self.path, self.device = path, device
 
     def embed_pictures(self, pictures: Sequence[Any]) -> NDArray[np.float32]:
         """[n, D] embeddings of PIL pictures."""
@@ -122,8 +122,15 @@ def embed_pictures(
     ``data.on_bad_row=skip``.
     """
     source = task.source()
-    weights = file_hash(Path(model.model.name_or_path) / "config.json")
-    job = Job(folder, {"step": "embeddings", "rows": len(source), "source": repr(task.config.train), "model": weights})
+    settings = {
+        "step": "embeddings",
+        "rows": len(source),
+        "source": repr(task.config.train),
+        "data_files": source.fingerprint(),
+        "model": fingerprint([model.path]),
+        "on_bad_row": task.config.on_bad_row,
+    }
+    job = Job(folder, settings)
     plan, pending = plan_chunks(job, len(source), _CHUNK, ".npy")
     before = len(source) - sum(chunk.end - chunk.start for chunk in pending)
     with Progress("picture embeddings", len(source), done=before, unit="pictures", quiet=quiet) as progress:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -61,8 +62,8 @@ def nearest_concepts(
         "pictures": list(pictures.shape),
         "k": k,
         "faiss": faiss,
-        "names": _sum(unit),
-        "first": _sum(pictures[:64]),
+        "names": _digest(unit.numpy(), vocabulary.starts),
+        "some_pictures": _digest(np.asarray(pictures[:: max(1, len(pictures) // 64)])),
     }
     job = Job(folder, settings)
     plan, pending = plan_chunks(job, len(pictures), _PICTURES, ".npy")
@@ -86,8 +87,11 @@ def _check(pictures: Floats, names: Floats, vocabulary: Vocabulary, k: int) -> N
         raise DataError(f"top_k is between 1 and the {len(vocabulary.concepts)} concepts, got {k}.")
 
 
-def _sum(array: Any) -> str:
-    return f"{float(np.nansum(np.asarray(array, np.float64))):.9e}"
+def _digest(*arrays: NDArray[Any]) -> str:
+    digest = hashlib.blake2b(digest_size=12)
+    for array in arrays:
+        digest.update(np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()
 
 
 def _search_chunk(task: _NearestTask, chunk: Chunk) -> None:

@@ -21,6 +21,8 @@ from rlvlm.errors import DataError
 
 _CHUNK = 1000
 _FAULTS_KEPT = 10
+_TEXT = "How many of the 1,234 pictures show α-β? 图中有多少？"  # a tokenizer and
+_SIZES = ((640, 480), (300, 900), (1920, 1080))  # a processor are known by what they make of these
 
 
 @dataclass(frozen=True)
@@ -70,17 +72,18 @@ def count_lengths(task: SourceTask, folder: str | Path, *, workers: int = 1, qui
 def describe(task: SourceTask) -> dict[str, object]:
     """What decides a row's cost: the source, the templates, the pictures' limits and the model's tokens."""
     config, family = task.config, task.family()
-    processor = family.image_processor.to_dict() if hasattr(family, "image_processor") else {}
     return {
         "source": repr(config.train),
+        "data_files": task.source().fingerprint(),
         "template": config.template,
         "system": config.system,
         "columns": dict(config.columns),
         "pixels": [config.min_pixels, config.max_pixels],
         "on_bad_row": config.on_bad_row,
         "vocabulary": len(family.tokenizer),
+        "tokens_of_a_text": list(family.tokenizer(_TEXT)["input_ids"]),
         "chat_template": family.tokenizer.chat_template,
-        "picture_size": processor.get("size"),
+        "tokens_and_patches_of_sizes": [[family.image_tokens(size), family.patches(size)] for size in _SIZES],
         "seed": task.seed,
     }
 

@@ -131,8 +131,15 @@ def test_a_killed_search_goes_on_and_finds_the_same(tmp_path: Path) -> None:
         False,
     ]
     assert np.array_equal(search(folder=tmp_path / "killed"), whole)
-    with pytest.raises(DataError, match="other settings"):
-        nearest_concepts(pictures, names, one_name_each(60), 4, tmp_path / "killed", quiet=True)
+    grouped = Vocabulary.of([[str(n), f"also {n}"] for n in range(30)])
+    for changed in (
+        (pictures, names, one_name_each(60), 4),
+        (pictures[::-1], names, one_name_each(60), 3),
+        (pictures, names[::-1], one_name_each(60), 3),
+        (pictures, names, grouped, 3),
+    ):
+        with pytest.raises(DataError, match="other settings"):
+            nearest_concepts(*changed, tmp_path / "killed", quiet=True)
 
 
 def test_weights_are_the_mean_of_inverse_counts() -> None:

@@ -190,6 +190,19 @@ def test_packing_again_writes_the_same_bytes_and_heals_lost_shards(tmp_path: Pat
         packed_into(tmp_path / "a", task, 120, bins_per_shard=3)
 
 
+def test_work_on_other_data_or_for_another_model_is_refused(tmp_path: Path) -> None:
+    path = Path(dialogues(tmp_path))
+    count_lengths(task_of(path.as_posix()), tmp_path / "out", quiet=True)
+    count_lengths(task_of(path.as_posix()), tmp_path / "out", quiet=True)
+    with pytest.raises(DataError, match=r"other settings \(chat_template|tokens_and_patches_of_sizes"):
+        count_lengths(task_of(path.as_posix(), "qwen2_5_vl"), tmp_path / "out", quiet=True)
+    path.write_text(path.read_text().replace("answer 3", "answer three and more"))
+    with pytest.raises(
+        DataError, match=r"holds work with other settings \(data_files: .*remove that folder to begin anew"
+    ):
+        count_lengths(task_of(path.as_posix()), tmp_path / "out", quiet=True)
+
+
 @register_format("deadly_for_a_test", override=True)
 def deadly(row: Any, *, at: int, note: str) -> dict[str, Any]:
     """LLaVA rows, and a kill -9 of the process at the n-th row it reads, once for each n."""
