@@ -188,7 +188,7 @@ def _add_balance(verbs: Any) -> None:
     given.add_argument("--column", default="embedding", help="that column of a parquet file")
     made = parser.add_argument_group("or embeddings to be made")
     made.add_argument("--clip", help="folder of a CLIP-style model")
-    made.add_argument("--source", help="data file, folder or pattern with the pictures")
+    made.add_argument("--source", help="data file, folder, pattern or registered source with the pictures")
     made.add_argument("--text-template", default="{}", help="what concept names are put into, such as 'a photo of {}'")
     made.add_argument("--batch", type=int, default=64)
     made.add_argument("--device", default="cpu")
@@ -206,6 +206,7 @@ def _balance(arguments: argparse.Namespace) -> int:
     vocabulary = read_vocabulary(arguments.vocabulary)
     settings = BalanceSettings(arguments.count, arguments.replace, arguments.power, arguments.seed)
     pictures, names = _embeddings(arguments, vocabulary.texts)
+    settings.check_rows(len(pictures))
     out = Path(arguments.out)
     near = nearest_concepts(pictures, names, vocabulary, arguments.top_k, out / "nearest", faiss=arguments.faiss)
     print(json.dumps(balance(near, vocabulary, settings, out), indent=1))
@@ -229,7 +230,7 @@ def _embeddings(arguments: argparse.Namespace, texts: list[str]) -> tuple[Any, A
     if arguments.pictures:
         return read_embeddings(arguments.pictures, arguments.column), names
     config = DataConfig(
-        train={"path": arguments.source},
+        train=arguments.source,
         image_folder=arguments.image_folder,
         allow_outside=arguments.allow_outside,
         on_bad_row=arguments.on_bad_row,
@@ -273,7 +274,6 @@ def _select(arguments: argparse.Namespace) -> int:
     from rlvlm.data.selection import SelectionRules, read_answers, read_scores, select
     from rlvlm.errors import ConfigError
 
-    windows = {str(name): (float(low), float(high)) for name, (low, high) in _json_option(arguments, "windows").items()}
     rules = SelectionRules(
         k=arguments.k,
         min_pass_k=arguments.min_pass_k,
@@ -282,7 +282,7 @@ def _select(arguments: argparse.Namespace) -> int:
         drop_hopeless=not arguments.keep_hopeless,
         window=tuple(arguments.window) if arguments.window else None,
         window_by=arguments.window_by,
-        windows=windows,
+        windows={name: _window(name, ends) for name, ends in _json_option(arguments, "windows").items()},
     )
     out = Path(arguments.out)
     if arguments.scores:
@@ -296,6 +296,15 @@ def _select(arguments: argparse.Namespace) -> int:
         raise ConfigError("select takes a recipe to answer with, or --scores with scores made elsewhere.")
     print(json.dumps(select(answers, rules, out), indent=1))
     return 0
+
+
+def _window(name: str, ends: Any) -> tuple[float, float]:
+    from rlvlm.errors import ConfigError
+
+    match ends:
+        case [int() | float() as low, int() | float() as high]:
+            return float(low), float(high)
+    raise ConfigError(f"--windows has two numbers for a value, such as [0.0, 0.6], got {ends!r} for '{name}'.")
 
 
 def _answer(arguments: argparse.Namespace, folder: Any) -> bool:

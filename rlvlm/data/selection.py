@@ -17,9 +17,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from rlvlm.data.config import SourceConfig
 from rlvlm.data.jobs import Job, write_atomic
 from rlvlm.data.progress import Progress
 from rlvlm.data.selection_report import selection_page
+from rlvlm.data.sources import open_source
 from rlvlm.data.workers import Chunk, plan_chunks, run_chunks
 from rlvlm.errors import ConfigError, DataError
 
@@ -192,25 +194,24 @@ def read_answers(folder: str | Path) -> Iterable[Answered]:
 
 
 def read_scores(path: str, success: float = 1.0) -> Iterable[Answered]:
-    """Scores made elsewhere: JSON lines or parquet with ``scores`` (a list), and ``row`` where it is not the line's number.
+    """Scores made elsewhere: a data file with ``scores`` (a list), and ``row`` where it is not the row's own number.
 
-    An answer is right when its score is at least ``success``. Other columns are at hand for windows.
+    An answer is right when its score is at least ``success``. Other columns are at hand for windows. Raises ``DataError``
+    naming file and row for a row without scores.
     """
-    rows: Iterable[Mapping[str, Any]]
-    if path.endswith(".parquet"):
-        rows = pq.read_table(path).to_pylist()
-    else:
-        rows = map(json.loads, filter(str.strip, Path(path).read_text(encoding="utf-8").splitlines()))
-    for number, row in enumerate(rows):
-        scores = row.get("scores")
-        if not isinstance(scores, Sequence) or not all(
-            isinstance(s, (int, float)) and math.isfinite(s) for s in scores
-        ):
-            raise DataError(f"{path}, row {number}: 'scores' is a list of finite numbers, got {scores!r}.")
-        own = int(row.get("row", number))
-        right = tuple(score >= success for score in scores)
-        others = {name: value for name, value in row.items() if name != "scores"}
-        yield Answered(own, tuple(float(score) for score in scores), right, columns=others)
+    source = open_source(SourceConfig(path=path))
+    for index in range(len(source)):
+        yield _scored(source.raw(index), index, source.origin(index), success)
+
+
+def _scored(row: Mapping[str, Any], number: int, origin: str, success: float) -> Answered:
+    scores, own = row.get("scores"), row.get("row", number)
+    if not isinstance(scores, Sequence) or not all(isinstance(s, (int, float)) and math.isfinite(s) for s in scores):
+        raise DataError(f"{origin}: 'scores' is a list of finite numbers, got {scores!r}.")
+    if not isinstance(own, int) or own < 0:
+        raise DataError(f"{origin}: 'row' is the number of a row of the data, from 0, got {own!r}.")
+    others = {name: value for name, value in row.items() if name != "scores"}
+    return Answered(own, tuple(map(float, scores)), tuple(score >= success for score in scores), columns=others)
 
 
 def select(answers: Iterable[Answered], rules: SelectionRules, folder: str | Path) -> dict[str, Any]:

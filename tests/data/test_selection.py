@@ -193,6 +193,22 @@ def test_scores_made_elsewhere(tmp_path: Path, capsys: pytest.CaptureFixture[str
     for bad in ({"scores": "high"}, {"scores": [float("nan")]}, {}):
         with pytest.raises(DataError, match="row 0: 'scores' is a list of finite numbers"):
             list(read_scores(write_jsonl(tmp_path / "bad.jsonl", [bad])))
+    for wrong in ("one", -1, 1.5):
+        with pytest.raises(DataError, match="row 0: 'row' is the number of a row"):
+            list(read_scores(write_jsonl(tmp_path / "bad.jsonl", [{"scores": [1], "row": wrong}])))
+    for name, content, message in (
+        ("cut.jsonl", b'{"scores": [1', "row 0: no valid JSON"),
+        ("list.jsonl", b"[1]", "row 0: a row is a JSON object"),
+        ("none.jsonl", None, "does not exist"),
+        ("x.parquet", b"PAR1", "no parquet file"),
+    ):
+        if content is not None:
+            (tmp_path / name).write_bytes(content)
+        assert main(["data", "select", "--scores", str(tmp_path / name), "--out", str(tmp_path / "out")]) == 1
+        assert message in capsys.readouterr().err
+    windows = ["--window-by", "source", "--windows", '{"a": 3}']
+    assert main(["data", "select", "--scores", path, "--out", str(tmp_path / "out"), *windows]) == 2
+    assert "two numbers for a value" in capsys.readouterr().err
     assert main(["data", "select", "--out", str(tmp_path / "out")]) == 2
     assert "--scores" in capsys.readouterr().err
 

@@ -39,6 +39,19 @@ class BalanceSettings:
     power: float = 1.0
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        if self.count < 1:
+            raise ConfigError(f"at least 1 row is drawn, got {self.count}.")
+        if not 0 <= self.power <= 2:
+            raise ConfigError(f"power is between 0 (as it is) and 2, got {self.power}.")
+
+    def check_rows(self, rows: int) -> None:
+        """Raises ``ConfigError`` where so many rows are too few to draw from; asked before the search, which takes long."""
+        if not self.replace and self.count > rows:
+            raise ConfigError(
+                f"{self.count} rows can't be drawn without replacement from {rows}; draw fewer, or with replacement."
+            )
+
 
 def balance(
     nearest: NDArray[np.int32], vocabulary: Vocabulary, settings: BalanceSettings, folder: str | Path
@@ -51,8 +64,6 @@ def balance(
     Returns the report: Gini coefficient and coverage of all rows (before), of a random draw of the same size (random), and of
     the balanced one (after). Equal input gives equal files.
     """
-    if settings.count < 1:
-        raise ConfigError(f"at least 1 row is drawn, got {settings.count}.")
     out = Path(folder)
     out.mkdir(parents=True, exist_ok=True)
     before = concept_counts(nearest, len(vocabulary.concepts))

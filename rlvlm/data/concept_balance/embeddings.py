@@ -31,7 +31,7 @@ def read_embeddings(path: str, column: str = "embedding") -> Floats:
     if not Path(path).is_file():
         raise DataError(f"embeddings '{path}' do not exist.")
     if path.endswith(".npy"):
-        array: Floats = np.load(path, mmap_mode="r")
+        array = _read_npy(path)
     else:
         try:
             lists = pq.read_table(path, columns=[column])[column].combine_chunks()
@@ -47,6 +47,14 @@ def read_embeddings(path: str, column: str = "embedding") -> Floats:
         raise DataError(
             f"'{path}' holds an array of shape {list(array.shape)} and {array.dtype}; embeddings are [N, D] floats."
         )
+    return array
+
+
+def _read_npy(path: str) -> Floats:
+    try:
+        array: Floats = np.load(path, mmap_mode="r")
+    except (ValueError, EOFError, OSError) as error:  # another file under that name, or one that was cut off
+        raise DataError(f"'{path}' is no .npy file that can be read ({error}).") from error
     return array
 
 

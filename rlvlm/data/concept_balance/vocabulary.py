@@ -52,7 +52,11 @@ def read_vocabulary(path: str) -> Vocabulary:
     if not file.is_file():
         raise DataError(f"vocabulary '{path}' does not exist.")
     names: dict[str, list[str]] = {}
-    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines()):
+    try:
+        lines = file.read_text(encoding="utf-8-sig").splitlines()
+    except UnicodeDecodeError as error:
+        raise DataError(f"vocabulary '{path}' is no UTF-8 text ({error}).") from error
+    for number, line in enumerate(lines):
         if not line.strip():
             continue
         group = _names_of_json(line, path, number) if file.suffix == ".jsonl" else line.split("\t")

@@ -172,8 +172,9 @@ def test_wrong_draws_say_so() -> None:
         resample(np.ones(5), 6, replace=False)
     with pytest.raises(ConfigError, match="no picture has a concept"):
         resample(np.zeros(5), 1, replace=True)
-    with pytest.raises(ConfigError, match="at least 1 row"):
-        resample(np.ones(5), 0, replace=True)
+    for draw in (lambda: resample(np.ones(5), 0, replace=True), lambda: BalanceSettings(0)):
+        with pytest.raises(ConfigError, match="at least 1 row"):
+            draw()
     with pytest.raises(ConfigError, match="power"):
         inverse_weights(np.array([[0]]), np.array([1]), 3)
 
@@ -245,8 +246,9 @@ def test_vocabularies_in_one_or_more_languages(tmp_path: Path) -> None:
         ("[1]", "row 0: names are text"),
         ('""', "at least one name"),
         ("", "no concepts"),
+        (b"\xff\xfe", "no UTF-8 text"),
     ):
-        rows.write_text(content)
+        rows.write_bytes(content if isinstance(content, bytes) else content.encode())
         with pytest.raises(DataError, match=message):
             read_vocabulary(str(rows))
     with pytest.raises(DataError, match="does not exist"):
@@ -262,11 +264,15 @@ def test_embeddings_from_npy_and_parquet(tmp_path: Path) -> None:
     assert np.array_equal(read_embeddings(str(tmp_path / "a.npy")), array)
     assert np.allclose(read_embeddings(str(tmp_path / "a.parquet")), array)
     np.save(tmp_path / "b.npy", np.zeros(3))
+    (tmp_path / "d.npy").write_bytes(b"no array")
+    (tmp_path / "e.npy").write_bytes((tmp_path / "a.npy").read_bytes()[:150])
     for path, column, message in (
         ("a.parquet", "ragged", "several lengths"),
         ("a.parquet", "none", "no column 'none'"),
         ("b.npy", "embedding", r"shape \[3\]"),
         ("c.npy", "embedding", "do not exist"),
+        ("d.npy", "embedding", "no .npy file"),
+        ("e.npy", "embedding", "no .npy file"),
     ):
         with pytest.raises(DataError, match=message):
             read_embeddings(str(tmp_path / path), column)
@@ -330,5 +336,8 @@ def test_the_command_balances_given_embeddings_and_makes_its_own(
     assert json.loads(capsys.readouterr().out)["rows"] == 30
     (source,) = open_sources(DataConfig(train={"path": file, "rows": str(tmp_path / "made" / "picked.parquet")}))
     assert len(source) == 20, "what was picked is what a source reads"
+    assert main([*base, *given, "--count", "201", "--out", str(tmp_path / "none")]) == 2
+    assert "201 rows can't be drawn without replacement from 200" in capsys.readouterr().err
+    assert not (tmp_path / "none").exists(), "said before the search"
     assert main([*base, "--out", str(tmp_path / "none")]) == 2
     assert "--clip and --source" in capsys.readouterr().err
