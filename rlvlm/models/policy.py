@@ -60,7 +60,7 @@ class Policy(nn.Module):
         model.set_attn_implementation(ATTENTION)
         self._costs = Costs.of(model.named_parameters(), family.parameter_part, model.config.get_text_config())
         self._dropout = _has_dropout(model)
-        self._planned = ""
+        self._told: set[str] = set()
         self.train(model.training)
 
     @classmethod
@@ -133,9 +133,9 @@ class Policy(nn.Module):
         if not len(batch):
             return "packed"
         plan = self.plan(batch)
-        if plan.kind != self._planned:
+        if plan.kind not in self._told:  # passes of several shapes alternate, so each layout is told of once
             _LOG.info("%s", plan.why)
-            self._planned = plan.kind
+            self._told.add(plan.kind)
         return plan.kind
 
     # ------------------------------------------------------------------ parameters

@@ -74,6 +74,7 @@ def test_the_log_says_which_layout_and_why_once(caplog: pytest.LogCaptureFixture
         policy.layout(batch)
         policy.layout(batch)
         policy.layout(batch.index([0]))
+        policy.layout(batch)
     assert [record.getMessage().split(":")[0] for record in caplog.records] == ["shared rows", "packed rows"]
     assert "GFLOP forward against" in caplog.records[0].getMessage()
 
