@@ -40,6 +40,7 @@ def _add_source(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--where", default="{}", help='only matching rows, as JSON: {"kind": ["a", "b"], "level": {"max": 3}}'
     )
+    group.add_argument("--rows", help="parquet file of select or balance: only the rows it names")
     group.add_argument("--template", help="prompt template; a record's own comes first")
     group.add_argument("--image-folder", help="where pictures' paths start; the data file's folder by default")
     group.add_argument("--allow-outside", action="store_true", help="let pictures' paths lead outside that folder")
@@ -58,8 +59,12 @@ def _config_of(arguments: argparse.Namespace) -> Any:
 
     load_plugins(arguments.plugin)
     columns, where = _json_option(arguments, "columns"), _json_option(arguments, "where")
-    node: dict[str, Any] = {"where": where, "format": arguments.format, "limit": arguments.limit}
-    node["path" if any(mark in arguments.path for mark in "/\\.@") else "name"] = arguments.path
+    read_as = {name: getattr(arguments, name) for name in ("format", "rows", "limit")}
+    node = {
+        "path" if any(mark in arguments.path for mark in "/\\.@") else "name": arguments.path,
+        "where": where,
+        **read_as,
+    }
     return DataConfig(
         train=node,
         template=arguments.template,
