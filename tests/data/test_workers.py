@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import io
 import json
+import multiprocessing
 import os
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from rlvlm.data.jobs import Job, fingerprint, write_atomic
@@ -44,6 +48,36 @@ def test_an_error_in_a_chunk_ends_the_work_and_keeps_what_is_finished(tmp_path: 
     assert 2 in [chunk.number for chunk in left]
     assert 0 not in [chunk.number for chunk in left]
     assert run(tmp_path, 1) == [n * n for n in range(23)]
+
+
+def note_and_sleep(task: Any, chunk: Chunk) -> None:
+    """Says which process does the work, and takes long."""
+    write_atomic(Path(task["folder"]) / f"{os.getpid()}.pid", b"")
+    time.sleep(60)
+
+
+def work_for_long(folder: str) -> None:
+    pending = plan_chunks(Job(folder, {}), 20, 5, ".json")[1]
+    with Progress("naps", 20, quiet=True) as progress:
+        run_chunks(note_and_sleep, {"folder": folder}, pending, workers=2, progress=progress)
+
+
+@pytest.mark.slow
+def test_workers_end_when_the_process_that_started_them_is_killed(tmp_path: Path) -> None:
+    parent = multiprocessing.get_context("spawn").Process(target=work_for_long, args=(str(tmp_path),))
+    parent.start()
+    wait_until(lambda: len(list(tmp_path.glob("*.pid"))) == 2)
+    parent.kill()
+    parent.join()
+    workers = [int(file.stem) for file in tmp_path.glob("*.pid")]
+    wait_until(lambda: not any(map(psutil.pid_exists, workers)))
+
+
+def wait_until(true: Callable[[], bool], seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.05)
 
 
 def test_a_folder_of_other_settings_is_refused(tmp_path: Path) -> None:
