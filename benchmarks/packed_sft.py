@@ -40,7 +40,7 @@ MODEL = {"name": "toy_llava", "task": "shapes", "hidden": 192, "layers": 4, "mlp
 
 @register_source("uneven_captions")
 def uneven_captions(seed: int) -> Sequence[Any]:
-    """Drawn pictures with captions of 5 to 400 tokens, most of them short."""
+    """Drawn pictures with captions of one to 200 words, most of them short."""
     rng = random.Random(seed)
 
     def record() -> dict[str, Any]:
