@@ -148,6 +148,7 @@ def _pack(arguments: argparse.Namespace) -> int:
     from pathlib import Path
 
     from rlvlm.data.offline_packing import Budget, Lengths, ShardTask, count_lengths, pack, save_bins, write_shards
+    from rlvlm.data.progress import Progress
     from rlvlm.data.workers import SourceTask
 
     config = dataclasses.replace(_config_of(arguments), on_bad_row=arguments.on_bad_row)
@@ -160,9 +161,9 @@ def _pack(arguments: argparse.Namespace) -> int:
         report["lengths"] = {"rows": len(lengths.tokens), "bad_rows": lengths.fault_count, "first": lengths.faults}
     if step in ("bins", "all"):
         lengths = Lengths.load(out / "lengths")
-        bins = pack(
-            lengths.tokens, budget, lengths.patches, keep_over_long=arguments.over_long == "keep", skip_empty=True
-        )
+        keep = arguments.over_long == "keep"
+        with Progress("bins", len(lengths.tokens), unit="samples") as shown:
+            bins = pack(lengths.tokens, budget, lengths.patches, keep_over_long=keep, skip_empty=True, progress=shown)
         report["bins"] = save_bins(bins, out / "bins")
     if step in ("shards", "all"):
         shards = ShardTask(task, str(out / "lengths"), str(out / "bins"), str(out / "shards"))

@@ -10,7 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlvlm.data.offline_packing import bins as bins_module
-from rlvlm.data.offline_packing.bins import Bins, Budget, find_patterns, pack
+from rlvlm.data.offline_packing.bins import Bins, Budget, pack
+from rlvlm.data.offline_packing.patterns import find_patterns
+from rlvlm.data.progress import Progress
 from rlvlm.errors import ConfigError, DataError
 
 COSTS = st.lists(st.tuples(st.integers(1, 60), st.integers(0, 60)), max_size=80)
@@ -151,3 +153,9 @@ def test_wrong_budgets_and_shapes_say_so() -> None:
 def test_no_samples_make_no_bins() -> None:
     packed: Any = pack(np.array([], np.int32), Budget(10))
     assert (len(packed), packed.fill, packed.lower_bound) == (0, 1.0, 0)
+
+
+def test_progress_ends_at_all_samples_those_without_a_bin_too() -> None:
+    with Progress("bins", 4, quiet=True) as progress:
+        pack(np.array([5, 0, 5, 99]), Budget(10), skip_empty=True, progress=progress)
+    assert progress.done == 4
