@@ -2,7 +2,7 @@
 
 For each seed the warmed-up policy answers every prompt of a pool eight times. The selected half are the prompts with the widest gap
 between pass@8 and pass@1 among those that the rules keep; the other side draws as many from the whole pool. Both train alike
-and are asked the same fresh questions.
+and are asked the same fresh questions, halfway and at the end.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from rlvlm.conf import load_recipe, resolve_stages
 from rlvlm.data.selection import SelectionRules, read_answers, select
 from rlvlm.pipelines.answers import answer_prompts
 from rlvlm.pipelines.run import train
+from rlvlm.tracking.rundir import read_metrics
 
 POOL, STEPS, SEEDS = 1024, 100, (0, 1, 2)
 
@@ -60,13 +61,18 @@ def reinforce(folder: Path, model: str, rows: str, seed: int) -> dict[str, float
     overrides = [
         f"run.seed={seed}",
         f"run.steps={STEPS}",
+        f"run.eval_every={STEPS // 2}",
         f"data.train={{name: shapes, size: {POOL}, rows: {rows}}}",
         f"model={{path: {model}, build: null}}",
     ]
     stage = resolve_stages(load_recipe("quickstart", overrides))[-1]
     stage.init = None
     summary = train([stage], folder, show=False)
-    return {name: summary[name] for name in ("accuracy_before", "accuracy_after", "greedy_after")}
+    halfway = [
+        record["eval/accuracy"] for record in read_metrics(folder / "metrics.jsonl") if "eval/accuracy" in record
+    ]
+    found = {name: summary[name] for name in ("accuracy_before", "accuracy_after", "greedy_after")}
+    return {**found, "accuracy_halfway": halfway[0]}
 
 
 def main() -> None:
@@ -83,12 +89,14 @@ def main() -> None:
                 print(f"    {name:<9} " + "   ".join(f"{key} {value:.3f}" for key, value in one.items()))
     figures = {}
     for name, ones in results.items():
-        for key in ("accuracy_after", "greedy_after"):
+        for key in ("accuracy_halfway", "accuracy_after", "greedy_after"):
             figures[f"{name}_{key}"] = round(statistics.mean(one[key] for one in ones), 4)
-    gains = [
-        a["accuracy_after"] - b["accuracy_after"] for a, b in zip(results["selected"], results["random"], strict=True)
-    ]
-    print(json.dumps({**figures, "gains": [round(gain, 4) for gain in gains]}))
+    pairs = list(zip(results["selected"], results["random"], strict=True))
+    gains = {
+        f"gains_{when}": [round(a[f"accuracy_{when}"] - b[f"accuracy_{when}"], 4) for a, b in pairs]
+        for when in ("halfway", "after")
+    }
+    print(json.dumps({**figures, **gains}))
 
 
 if __name__ == "__main__":
