@@ -118,17 +118,22 @@ def to_messages(record: Mapping[str, Any], template: Template, system: str | Non
     """
     turns, answer = _turns(record)
     turns = place_pictures(turns, len(record.get("images", ())))
-    try:
-        text = _compiled(template.text).render(
-            {**record, "problem": turns[-1]["content"], "content": turns[-1]["content"]}
-        )
-    except jinja2.UndefinedError as error:
-        raise DataError(f"the prompt template reads a column that the record has not ({error.message}).") from error
-    turns[-1] = {**turns[-1], "content": text}
+    turns[-1] = {**turns[-1], "content": _fill(template, record, turns[-1]["content"])}
     head = system if system is not None else template.system
     if head is not None and turns[0]["role"] != "system":
         turns.insert(0, {"role": "system", "content": head})
     return turns, answer
+
+
+def _fill(template: Template, record: Mapping[str, Any], problem: str) -> str:
+    try:
+        return _compiled(template.text).render({**record, "problem": problem, "content": problem})
+    except jinja2.UndefinedError as error:
+        raise DataError(f"the prompt template reads a column that the record has not ({error.message}).") from error
+    except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError) as error:
+        raise DataError(
+            f"the prompt template can't be filled from the record ({type(error).__name__}: {error})."
+        ) from error
 
 
 def _turns(record: Mapping[str, Any]) -> tuple[Messages, Any]:

@@ -37,6 +37,9 @@ def test_a_template_of_one_s_own_by_text_or_file(tmp_path: Path) -> None:
     assert user_text(record, str(tmp_path / "own.jinja")) == "Look. q"
     with pytest.raises(DataError, match="column that the record has not"):
         user_text(record, "{{ problme }}")
+    for wrong in ("{{ choices | join('/') }}", "{{ 1 // choices }}", "{{ level + 1 }}"):
+        with pytest.raises(DataError, match="can't be filled from the record"):
+            user_text({"problem": "q", "choices": 0, "level": "3", "images": []}, wrong)
     with pytest.raises(ConfigError, match="did you mean 'think_answer'"):
         find_template("think_anwser")
     with pytest.raises(ConfigError, match="no valid jinja"):
@@ -44,7 +47,7 @@ def test_a_template_of_one_s_own_by_text_or_file(tmp_path: Path) -> None:
 
 
 def test_templates_run_in_a_sandbox() -> None:
-    with pytest.raises(Exception, match="unsafe"):
+    with pytest.raises(DataError, match="can't be filled from the record .SecurityError: .*unsafe"):
         user_text({"problem": "q", "images": []}, "{{ problem.__class__.__mro__[1].__subclasses__() }}")
 
 
