@@ -12,7 +12,12 @@ from typing import Any
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one verb; returns 0, or 1 where ``check`` finds faults."""
     parser = _parser()
-    arguments = parser.parse_args(argv)
+    arguments, rest = parser.parse_known_args(argv)
+    behind = [text for text in rest if "=" in text and not text.startswith("-")]  # overrides that stand after a flag
+    if rest and (behind != rest or arguments.verb != "select"):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if arguments.verb == "select":
+        arguments.overrides += behind
     run: Callable[[argparse.Namespace], int] = arguments.run
     return run(arguments)
 

@@ -19,6 +19,9 @@ from rlvlm.registry import load_plugins
 from rlvlm.roles.reward import Reward
 from rlvlm.roles.rollout import Rollout
 
+_WITHOUT_EFFECT = {f"data.{name}" for name in ("eval", "shuffle", "prefetch", "cache_mb", "prompts_per_step")}
+"""Settings that change neither a record's answers nor their scores."""
+
 
 def answer_prompts(
     stage: Stage, folder: str | Path, *, success: float = 1.0, shard: tuple[int, int] = (0, 1), limit: int | None = None
@@ -57,11 +60,24 @@ def answer_prompts(
 
 
 def _settings(stage: Stage, source: Source, success: float) -> dict[str, object]:
-    """What decides the answers and their scores."""
-    parts = {name: repr(getattr(stage, name)) for name in ("model", "rollout", "reward", "inference_engine")}
-    model = fingerprint([stage.model.path]) if stage.model.path else ""
-    data = {"source": source.name, "data": repr(stage.data), "data_files": source.fingerprint()}
-    return {**parts, **data, "model_files": model, "seed": stage.run.seed, "success": success}
+    """What decides the answers and their scores, under the names of the config's keys."""
+    keys = {
+        f"{part}.{name}": value
+        for part in ("model", "data", "rollout", "reward")
+        for name, value in dataclasses.asdict(getattr(stage, part)).items()
+        if f"{part}.{name}" not in _WITHOUT_EFFECT
+    }
+    files = {
+        "model_files": fingerprint([stage.model.path]) if stage.model.path else "",
+        "data_files": source.fingerprint(),
+    }
+    return {
+        **keys,
+        **files,
+        "inference_engine": stage.inference_engine,
+        "run.seed": stage.run.seed,
+        "success": success,
+    }
 
 
 def _answered(prompts: Batch, rollout: Rollout, reward: Reward, rule: str, success: float) -> Iterator[Answered]:

@@ -232,12 +232,18 @@ def test_the_command_answers_scores_and_selects_alike_in_any_shards(
     assert main([*base, "--out", str(tmp_path / "one")]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["prompts"] == 25
-    for shard in ("1/2", "0/2"):
-        assert main([*base, "--out", str(tmp_path / "two"), "--shard", shard]) == 0
+    for shard, batch in (("1/2", 7), ("0/2", 3)):
+        call = [*base, "--out", str(tmp_path / "two"), "--shard", shard, f"data.prompts_per_step={batch}"]
+        assert main(call) == 0
     for name in ("scores.parquet", "picked.parquet", "report.html"):
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
     kept_answers = list(read_answers(tmp_path / "one" / "answers"))
     assert [one.row for one in kept_answers] == list(range(25))
     assert all(len(one.completions) == 4 and one.columns["problem"] for one in kept_answers)
+    assert main([*base, "--out", str(tmp_path / "two"), "run.seed=4"]) == 1, "an override may stand behind a flag"
+    assert "other settings (model.seed: 0, now 4)" in capsys.readouterr().err
+    for wrong in (["--no-such-flag"], ["--x=3"], ["more"]):
+        with pytest.raises(SystemExit):
+            main([*base, "--out", str(tmp_path / "two"), *wrong])
     assert main([*base, "--out", str(tmp_path / "two"), "--stage", "wramup"]) == 2
     assert "did you mean 'warmup'" in capsys.readouterr().err
