@@ -11,7 +11,7 @@ from rlvlm.data.config import DataConfig
 from rlvlm.data.dialogues import dialogue_turns, encode_dialogue
 from rlvlm.data.media import Picture, PictureLimits
 from rlvlm.data.progress import Progress
-from rlvlm.data.prompts import PromptEncoder, PromptFamily, find_template, to_messages
+from rlvlm.data.prompts import PromptEncoder, PromptFamily, check_length, template_of, to_messages
 from rlvlm.data.sources import Source
 from rlvlm.errors import DataError
 
@@ -127,11 +127,13 @@ class _Measure:
         self._encoder = None if family is None else PromptEncoder(family, config.max_prompt_tokens)
 
     def __call__(self, record: Mapping[str, Any], pictures: list[Picture]) -> int:
-        template = find_template(record.get("prompt_template") or self._template)
+        template = template_of(record, self._template)
         if self._dialogues:
             turns = dialogue_turns(record, template, self._config.system)
             if self._family is not None:
-                return len(encode_dialogue(turns, pictures, self._family).ids)
+                dialogue = encode_dialogue(turns, pictures, self._family)
+                check_length(len(dialogue.ids), self._config.max_prompt_tokens, dialogue.spans)
+                return len(dialogue.ids)
         else:
             turns, _ = to_messages(record, template, self._config.system)
             if self._encoder is not None:

@@ -19,8 +19,8 @@ from rlvlm.data.prompts import (
     Messages,
     PromptFamily,
     Template,
-    find_template,
     place_pictures,
+    template_of,
     to_messages,
     with_parts,
 )
@@ -150,5 +150,5 @@ def dialogue_of(
     system: str | None = None,
 ) -> Dialogue:
     """A record's dialogue as tokens; its own template comes before ``template``."""
-    chosen = find_template(record.get("prompt_template") or template)
+    chosen = template_of(record, template)
     return encode_dialogue(dialogue_turns(record, chosen, system), pictures, family)

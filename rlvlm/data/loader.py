@@ -21,8 +21,8 @@ from rlvlm.data.prompts import (
     OverLongError,
     PromptEncoder,
     PromptFamily,
-    find_template,
     move_spans,
+    template_of,
     to_messages,
 )
 from rlvlm.data.records import PICTURE_COLUMNS
@@ -58,7 +58,10 @@ class Assembler(Protocol):
     def encode(
         self, record: Mapping[str, Any], pictures: Sequence[Picture], template: str | None
     ) -> tuple[Mapping[str, Any], Any]:
-        """The record as it goes into the batch, and its encoding; ``DataError`` if unusable, ``OverLongError`` if too long."""
+        """The record as it goes into the batch, and its encoding by its own template, else ``template``.
+
+        Raises ``DataError`` if unusable, ``OverLongError`` if too long.
+        """
         ...
 
     def assemble(self, items: Sequence[Item], places: Sequence[Sequence[int]], table: MediaTable) -> Batch:
@@ -79,7 +82,7 @@ class PromptAssembler:
         """Messages by the template, then token ids; a dialogue's last answer becomes the record's ``answer``."""
         if "samples" in record:
             raise DataError("the row is a packed bin, which supervised stages read; give prompts one to a row.")
-        messages, answer = to_messages(record, find_template(template), self._config.system)
+        messages, answer = to_messages(record, template_of(record, template), self._config.system)
         columns = {name: value for name, value in record.items() if name not in PICTURE_COLUMNS}
         columns.setdefault("problem", messages[-1]["content"])
         if columns.get("answer") is None and answer is not None:
@@ -242,7 +245,7 @@ class Loader:
                 return None
             limits = self._limits[draw.source]
             pictures = [Picture(image, limits, origin) for image in record["images"]]
-            template = record.get("prompt_template") or source.config.template or self.config.template
+            template = source.config.template or self.config.template
             columns, encoded = self._assembler.encode(record, pictures, template)
         except DataError as error:
             self._fault(error, origin)

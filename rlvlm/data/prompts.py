@@ -100,6 +100,25 @@ def find_template(name: str | None) -> Template:
     return Template(text)
 
 
+def template_of(record: Mapping[str, Any], default: str | None) -> Template:
+    """A record's own template, else the default: by a built-in name or as jinja text, never a file, which data must not choose.
+
+    Raises ``DataError`` when the record names none of these.
+    """
+    own = record.get("prompt_template")
+    if not own:
+        return find_template(default)
+    if not isinstance(own, str) or not (own in TEMPLATES or "{{" in own):
+        near = nearest(own, TEMPLATES) if isinstance(own, str) else ""
+        raise DataError(
+            f"the record's prompt_template is a built-in one or jinja text with {{{{ problem }}}}, got {own!r}{near}."
+        )
+    try:
+        return find_template(own)
+    except ConfigError as error:
+        raise DataError(str(error)) from error
+
+
 @lru_cache(maxsize=64)
 def _compiled(text: str) -> jinja2.Template:
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(undefined=jinja2.StrictUndefined)

@@ -19,7 +19,7 @@ from rlvlm.data.dialogues import Dialogue, dialogue_turns, encode_dialogue
 from rlvlm.data.loader import Item, Loader
 from rlvlm.data.media import Picture
 from rlvlm.data.media_table import MediaTable
-from rlvlm.data.prompts import PromptFamily, check_length, find_template, move_spans
+from rlvlm.data.prompts import PromptFamily, check_length, move_spans, template_of
 from rlvlm.data.records import PICTURE_COLUMNS
 from rlvlm.errors import DataError
 
@@ -101,7 +101,7 @@ class DialogueAssembler:
     def _row(
         self, suffix: str, record: Mapping[str, Any], pictures: Sequence[Picture], own: slice, template: str | None
     ) -> Row:
-        chosen = find_template(record.get("prompt_template") or template)
+        chosen = template_of(record, template)
         turns = dialogue_turns(record, chosen, self._config.system)
         key = (tuple((turn["role"], turn["content"]) for turn in turns), tuple(picture.size for picture in pictures))
         dialogue = self._kept.get(key)

@@ -152,6 +152,7 @@ BAD = [
     {"problem": "q", "images": ["missing.png"]},
     {"answer": "no problem"},
     {"problem": "q", "images": ["thin.png"]},
+    {"problem": "q", "prompt_template": "/etc/passwd"},
 ]
 
 

@@ -9,7 +9,16 @@ import pytest
 from PIL import Image
 
 from rlvlm.data.media import Picture
-from rlvlm.data.prompts import TEMPLATES, OverLongError, PromptEncoder, Template, find_template, to_messages, with_parts
+from rlvlm.data.prompts import (
+    TEMPLATES,
+    OverLongError,
+    PromptEncoder,
+    Template,
+    find_template,
+    template_of,
+    to_messages,
+    with_parts,
+)
 from rlvlm.errors import ConfigError, DataError
 from tests.data.helpers import family
 
@@ -44,6 +53,16 @@ def test_a_template_of_one_s_own_by_text_or_file(tmp_path: Path) -> None:
         find_template("think_anwser")
     with pytest.raises(ConfigError, match="no valid jinja"):
         find_template("{{ problem ")
+
+
+def test_a_record_s_own_template_comes_first_and_is_never_a_file(tmp_path: Path) -> None:
+    (tmp_path / "secret.txt").write_text("{{ problem }} secret")
+    assert template_of({}, "boxed") == TEMPLATES["boxed"]
+    assert template_of({"prompt_template": "as_is"}, "boxed") == TEMPLATES["as_is"]
+    assert template_of({"prompt_template": "{{ problem }}!"}, "boxed") == Template("{{ problem }}!")
+    for own in (str(tmp_path / "secret.txt"), "/etc/passwd", "bxoed", {"a": 1}, "{{ problem "):
+        with pytest.raises(DataError):
+            template_of({"prompt_template": own}, "boxed")
 
 
 def test_templates_run_in_a_sandbox() -> None:

@@ -22,7 +22,7 @@ from rlvlm.data.media import Picture
 from rlvlm.data.offline_packing.bins import Bins, Budget
 from rlvlm.data.offline_packing.lengths import Lengths, describe
 from rlvlm.data.progress import Progress
-from rlvlm.data.prompts import find_template
+from rlvlm.data.prompts import template_of
 from rlvlm.data.workers import Chunk, SourceTask, plan_chunks, run_chunks
 from rlvlm.errors import ConfigError, DataError
 
@@ -197,7 +197,7 @@ def _bin_entry(
 def _sample(
     record: Mapping[str, Any], row: int, pictures: int, tokens: int, patches: int, task: SourceTask
 ) -> dict[str, Any]:
-    template = find_template(record.get("prompt_template") or task.source().config.template or task.config.template)
+    template = template_of(record, task.source().config.template or task.config.template)
     turns = dialogue_turns(record, template, task.config.system)
     named = {"id": record["id"]} if isinstance(record.get("id"), (str, int)) else {}
     return {"messages": turns, "patches": patches, "pictures": pictures, "row": row, "tokens": tokens, **named}
