@@ -25,6 +25,7 @@ from rlvlm.data.concept_balance import (
     concept_counts,
     coverage,
     embed_pictures,
+    embeddings,
     gini,
     inverse_weights,
     nearest,
@@ -35,6 +36,7 @@ from rlvlm.data.concept_balance import (
 )
 from rlvlm.data.config import DataConfig
 from rlvlm.data.jobs import Job
+from rlvlm.data.records import register_format
 from rlvlm.data.sources import open_sources
 from rlvlm.data.workers import SourceTask
 from rlvlm.errors import ConfigError, DataError
@@ -317,6 +319,36 @@ def test_embeddings_of_a_clip_model_in_batches_equal_those_one_by_one(tmp_path: 
     assert len(source) == 8
     with pytest.raises(ConfigError, match="no config.json"):
         ClipModel(str(tmp_path))
+
+
+@register_format("deadly_pictures_for_a_test", override=True)
+def deadly_pictures(row: Any, *, at: int, note: str) -> dict[str, Any]:
+    """Flat rows, and a kill -9 of the process at the n-th row it reads, once."""
+    path = Path(note)
+    calls = 1 + (int(path.read_text()) if path.exists() else 0)
+    path.write_text(str(calls))
+    if calls == at:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return dict(row)
+
+
+@pytest.mark.parametrize("at", [1, 7, 10])
+def test_killed_embedding_goes_on_and_makes_the_same(
+    tmp_path: Path, clip_folder: str, monkeypatch: pytest.MonkeyPatch, at: int
+) -> None:
+    monkeypatch.setattr(embeddings, "_CHUNK", 4)
+    path, note = write_jsonl(tmp_path / "a.jsonl", counting_rows(tmp_path, 10)), tmp_path / "reads"
+    node = {"path": path, "format": {"name": "deadly_pictures_for_a_test", "at": at, "note": str(note)}}
+    whole = embed_pictures(SourceTask(DataConfig(train=path)), ClipModel(clip_folder), tmp_path / "whole", quiet=True)
+
+    def work() -> None:
+        embed_pictures(SourceTask(DataConfig(train=node)), ClipModel(clip_folder), tmp_path / "killed", quiet=True)
+
+    assert run_in_child(work) == -signal.SIGKILL
+    assert run_in_child(work) == 0
+    assert int(note.read_text()) <= 10 + 4, "finished parts were not read again"
+    killed = np.load(tmp_path / "killed" / "embeddings.npy")
+    assert killed.tobytes() == whole.tobytes()
 
 
 def test_the_command_balances_given_embeddings_and_makes_its_own(
