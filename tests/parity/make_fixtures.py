@@ -251,6 +251,17 @@ def verl_corrections(number: int, batch: Arrays) -> Arrays:
     return out
 
 
+def verl_controllers(number: int, batch: Arrays) -> Arrays:
+    """The weight after each of the measured values in the first row of ``values``: 0.2, target 0.5, horizon 1000, 64 samples."""
+    from verl.trainer.ppo.core_algos import AdaptiveKLController
+
+    controller, weights = AdaptiveKLController(0.2, 0.5, 1000), []
+    for measured in batch["values"][0].tolist():
+        controller.update(measured, 64)
+        weights.append(float(controller.value))
+    return {"adaptive": torch.tensor(weights, dtype=torch.float64)}
+
+
 # ------------------------------------------------------------------------------------------------- TRL
 
 
@@ -383,6 +394,7 @@ SUITES: dict[str, Callable[[int, Arrays], Arrays]] = {
     "verl_values": verl_values,
     "verl_kls": verl_kls,
     "verl_corrections": verl_corrections,
+    "verl_controllers": verl_controllers,
     "trl_advantages": trl_advantages,
     "trl_losses": trl_losses,
 }
