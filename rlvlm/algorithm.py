@@ -18,7 +18,7 @@ from rlvlm.algos.blocks import add_up
 from rlvlm.algos.composition import compose, farthest_scope
 from rlvlm.algos.correction import mismatch
 from rlvlm.algos.grouping import tokens_of_group
-from rlvlm.algos.loss_sum import LossInputs, LossSum, cleaned
+from rlvlm.algos.loss_sum import LossInputs, LossSum, is_token_float
 from rlvlm.algos.metrics import token_means
 from rlvlm.algos.numerics import fill_masked, row_blocks
 from rlvlm.algos.registries import COUNTS
@@ -279,7 +279,8 @@ class Algorithm:
             if name == "scores_by_rule":
                 given[name] = {key[1]: batch[key] for key in batch.keys() if isinstance(key, tuple)}
             elif name in part.needs or name in batch:
-                given[name] = cleaned(name, batch[name], batch["loss_mask"])
+                value = batch[name]
+                given[name] = fill_masked(value, batch["loss_mask"]) if is_token_float(name, value) else value
         return given
 
     def _shape_rewards(self, batch: Batch, metrics: dict[str, Tensor]) -> Batch:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rlvlm.algos.metrics import token_shares
-from rlvlm.algos.numerics import fill_masked
+from rlvlm.algos.numerics import ZeroOutside
 from rlvlm.algos.registries import COUNTS, OUTPUTS
 from rlvlm.algos.results import TokenLoss
 from rlvlm.algos.weighted import Weighted
@@ -63,10 +63,12 @@ class LossInputs:
     def rows(self, rows: slice, outputs: Mapping[str, Tensor]) -> dict[str, Any]:
         """Everything by name, of these rows; ``outputs`` are theirs."""
         mask = self._mask[rows]
+        clean = ZeroOutside(mask)
         given: dict[str, Any] = {"loss_mask": mask}
-        given.update({name: fill_masked(value, mask) for name, value in outputs.items()})
+        given.update({name: clean(value) for name, value in outputs.items()})
         for name, value in self._fields.items():
-            given[name] = cleaned(name, value[rows] if field_of(name).dims[0] == "B" else value, mask)
+            some = value[rows] if field_of(name).dims[0] == "B" else value
+            given[name] = clean(some) if is_token_float(name, value) else some
         if self._prox_from_logp:
             given["prox_logp"] = given["logp"].detach()
         return given
@@ -119,6 +121,6 @@ class LossSum:
         self._shares[f"mean/loss/{name}"] = self._losses[-1].detach()
 
 
-def cleaned(name: str, value: Tensor, mask: Tensor) -> Tensor:
-    """A field with zeros outside the mask, where it is a float for each token."""
-    return fill_masked(value, mask) if field_of(name).dims == ("B", "L") and value.dtype.is_floating_point else value
+def is_token_float(name: str, value: Tensor) -> bool:
+    """True for a field that holds a float for each token, and so may hold anything outside the mask."""
+    return field_of(name).dims == ("B", "L") and value.dtype.is_floating_point

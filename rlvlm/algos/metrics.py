@@ -1,18 +1,20 @@
 """Metrics whose key says how they are reduced: ``mean/clip_fraction``, ``max/ratio``, ``min/…``, ``sum/…``.
 
-A loss gives per-token tensors. ``Algorithm.loss`` turns them into the *share* of one micro-batch: a ``mean`` is the sum over
-its tokens divided by the token count of the whole mini-batch. Shares of micro-batches and ranks therefore add up.
+A loss gives tensors [B, L], or [B, 1] where all tokens of a sequence have the same. ``Algorithm.loss`` turns them into the
+*share* of one micro-batch: a ``mean`` is the sum over its tokens divided by the token count of the whole mini-batch. Shares
+of micro-batches and ranks therefore add up.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from rlvlm.algos.numerics import fill_masked
+from rlvlm.algos.numerics import ZeroOutside, fill_masked, row_counts
 from rlvlm.errors import ConfigError, nearest
 
 REDUCTIONS = ("mean", "max", "min", "sum")
@@ -31,13 +33,22 @@ def reduction_of(key: str) -> str:
 
 @torch.no_grad()
 def token_shares(metrics: Mapping[str, Tensor], mask: Tensor, num_tokens: float) -> dict[str, Tensor]:
-    """Reduces per-token metrics [B, L] over the mask to the share of one micro-batch; see the module's docstring."""
-    return {key: _share(reduction_of(key), value, mask, num_tokens) for key, value in metrics.items()}
+    """Reduces per-token metrics over the mask to the share of one micro-batch; see the module's docstring."""
+    tokens = _Tokens(mask)
+    shares = {}
+    for key, value in metrics.items():
+        reduction = reduction_of(key)
+        if reduction in ("max", "min"):
+            shares[key] = tokens.extreme(reduction, value)
+        else:
+            total = tokens.total(value)
+            shares[key] = total / max(num_tokens, 1) if reduction == "mean" else total
+    return shares
 
 
 @torch.no_grad()
 def token_means(metrics: Mapping[str, Tensor], mask: Tensor) -> dict[str, Tensor]:
-    """Reduces per-token metrics [B, L] over the mask of a whole batch; a batch without tokens gives 0."""
+    """Reduces per-token metrics over the mask of a whole batch; a batch without tokens gives 0."""
     count = mask.sum().clamp_min(1)
     shares = token_shares(metrics, mask, 1)
     reduced = {key: value / count if reduction_of(key) == "mean" else value for key, value in shares.items()}
@@ -57,9 +68,27 @@ _JOIN: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def _share(reduction: str, value: Tensor, mask: Tensor, num_tokens: float) -> Tensor:
-    if reduction in ("max", "min"):
-        filled = fill_masked(value, mask, -math.inf if reduction == "max" else math.inf)
-        return filled.amax() if reduction == "max" else filled.amin()
-    total = (value & mask).count_nonzero().float() if value.dtype == torch.bool else fill_masked(value, mask).sum()
-    return total / max(num_tokens, 1) if reduction == "mean" else total
+class _Tokens:
+    """The tokens of a mask [B, L], for several metrics [B, L] or [B, 1] in turn."""
+
+    def __init__(self, mask: Tensor) -> None:
+        self._mask, self._clean = mask, ZeroOutside(mask)
+
+    @cached_property
+    def _counts(self) -> Tensor:
+        return row_counts(self._mask)
+
+    def extreme(self, reduction: str, value: Tensor) -> Tensor:
+        """Largest or smallest value; minus or plus infinity where there is none."""
+        present = self._mask if value.shape == self._mask.shape else self._counts > 0
+        if reduction == "max":
+            return fill_masked(value, present, -math.inf).amax()
+        return fill_masked(value, present, math.inf).amin()
+
+    def total(self, value: Tensor) -> Tensor:
+        """Sum over tokens."""
+        if value.dtype == torch.bool:
+            return (value & self._mask).count_nonzero().float()
+        if value.shape == self._mask.shape:
+            return self._clean(value).sum()
+        return (fill_masked(value, self._counts > 0) * self._counts).sum()

@@ -15,7 +15,7 @@ from torch import Tensor
 LOG_RATIO_LIMIT = 20.0
 """Log-ratios are clamped to ± this before ``exp``: e^20 is 4.9e8."""
 
-_BLOCK = 1 << 18  # elements (1 MiB in float32): what stays in a CPU's cache between two passes
+_BLOCK = 1 << 19  # elements (2 MiB in float32): what stays in a CPU's cache between two passes
 
 _BITS = {
     torch.float64: torch.int64,
@@ -39,7 +39,8 @@ class _Clamp(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, values: Tensor, low: float | None, high: float | None) -> Tensor:
         bounded = values.clamp(low, high)
-        ctx.save_for_backward(bounded == values)
+        if ctx.needs_input_grad[0]:
+            ctx.save_for_backward(bounded == values)
         return bounded
 
     @staticmethod
@@ -55,9 +56,26 @@ def as_mask(mask: Tensor) -> Tensor:
 
 def fill_masked(values: Tensor, mask: Tensor, fill: float = 0.0) -> Tensor:
     """``values`` with ``fill`` where the bool mask is false."""
-    if fill == 0.0 and values.dtype in _BITS and values.shape == mask.shape:
-        return _ZeroOutside.apply(values, mask)
-    return torch.where(mask, values, fill)
+    return ZeroOutside(mask)(values) if fill == 0.0 else torch.where(mask, values, fill)
+
+
+class ZeroOutside:
+    """Puts zeros where a bool mask is false, for several tensors in turn.
+
+    On a CPU by a bitwise "and" with the mask, widened once: as blind to NaN as ``torch.where``, and ten times faster.
+    """
+
+    def __init__(self, mask: Tensor) -> None:
+        self._mask = mask
+        self._bits: dict[torch.dtype, Tensor] = {}
+
+    def __call__(self, values: Tensor) -> Tensor:
+        dtype = values.dtype
+        if values.device.type != "cpu" or dtype not in _BITS or values.shape != self._mask.shape:
+            return torch.where(self._mask, values, 0.0 if dtype.is_floating_point else 0)
+        if dtype not in self._bits:
+            self._bits[dtype] = mask_bits(self._mask, dtype)
+        return _KeepBits.apply(values, self._bits[dtype])
 
 
 def mask_bits(mask: Tensor, dtype: torch.dtype) -> Tensor:
@@ -65,21 +83,33 @@ def mask_bits(mask: Tensor, dtype: torch.dtype) -> Tensor:
     return (-mask.view(torch.int8)).to(_BITS[dtype])
 
 
-def keep_bits(values: Tensor, bits: Tensor) -> Tensor:
-    """Zeros where ``bits`` are not set, by a bitwise "and": as blind to NaN as ``torch.where``, and many times faster on a CPU."""
-    return values.view(bits.dtype).bitwise_and(bits).view(values.dtype)
+def keep_bits(values: Tensor, bits: Tensor, out: Tensor | None = None) -> Tensor:
+    """Zeros where ``bits`` (of :func:`mask_bits`) are not set, whatever was there.
+
+    Args:
+        out: where to write, of the dtype of ``values``.
+    """
+    if out is None:
+        return values.view(bits.dtype).bitwise_and(bits).view(values.dtype)
+    torch.bitwise_and(values.view(bits.dtype), bits, out=out.view(bits.dtype))
+    return out
 
 
-class _ZeroOutside(torch.autograd.Function):
+class _KeepBits(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, values: Tensor, mask: Tensor) -> Tensor:
-        ctx.save_for_backward(mask)
-        return keep_bits(values, mask_bits(mask, values.dtype))
+    def forward(ctx: Any, values: Tensor, bits: Tensor) -> Tensor:
+        ctx.save_for_backward(bits)
+        return keep_bits(values, bits)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        (mask,) = ctx.saved_tensors
-        return fill_masked(gradients[0], mask), None
+        (bits,) = ctx.saved_tensors
+        return keep_bits(gradients[0], bits), None
+
+
+def row_counts(mask: Tensor) -> Tensor:
+    """Number of tokens of each row of a bool mask, [B, 1] int32."""
+    return mask.view(torch.int8).sum(-1, keepdim=True, dtype=torch.int32)
 
 
 def masked_sum(values: Tensor, mask: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
@@ -124,7 +154,7 @@ def whiten(values: Tensor, mask: Tensor, *, eps: float = 1e-8, out: Tensor | Non
     out = torch.empty_like(values) if out is None else out
     for rows in row_blocks(values):
         normal = (values[rows] - centre).mul_(scale)
-        out[rows] = keep_bits(normal, mask_bits(mask[rows], values.dtype))
+        keep_bits(normal, mask_bits(mask[rows], values.dtype), out=out[rows])
     return out
 
 

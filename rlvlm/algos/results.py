@@ -14,8 +14,8 @@ class TokenLoss:
 
     Attributes:
         loss: [B, L]; entries outside ``loss_mask`` are ignored.
-        metrics: per-token tensors [B, L] by ``"<reduction>/<name>"``; ``mean``, ``max``, ``min`` and ``sum`` are taken
-            over the tokens of ``loss_mask``. They carry no gradient.
+        metrics: tensors [B, L], or [B, 1] for what all tokens of a sequence share, by ``"<reduction>/<name>"``; ``mean``,
+            ``max``, ``min`` and ``sum`` are taken over the tokens of ``loss_mask``. They carry no gradient.
     """
 
     loss: Tensor

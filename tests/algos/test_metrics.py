@@ -21,6 +21,13 @@ def test_whole_batches_are_reduced_by_their_own_count_and_empty_ones_to_zero() -
     assert all(value == 0 for value in token_means(KEYS, torch.zeros_like(MASK)).values())
 
 
+def test_what_a_sequence_shares_counts_once_for_each_of_its_tokens() -> None:
+    column = torch.tensor([[2.0], [5.0], [math.nan]])
+    mask = torch.tensor([[True, False, True], [True, False, False], [False, False, False]])
+    got = token_shares({"mean/x": column, "max/x": column, "min/x": column, "sum/flag": column > 3}, mask, 3)
+    assert {key: float(value) for key, value in got.items()} == {"mean/x": 3, "max/x": 5, "min/x": 2, "sum/flag": 1}
+
+
 def test_a_key_must_say_how_it_is_reduced() -> None:
     assert reduction_of("max/behav_weight") == "max"
     with pytest.raises(ConfigError, match="metric key 'ratio' does not say how it is reduced"):

@@ -5,12 +5,14 @@ Arguments are [B, L]; so is the loss. What stands outside ``loss_mask`` is the c
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
+import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from rlvlm.algos.checks import check_clip, check_positive, check_token_fields
-from rlvlm.algos.numerics import clamp, exp_clamped
+from rlvlm.algos.numerics import exp_clamped, fill_masked
 from rlvlm.algos.registries import register_policy_loss
 from rlvlm.algos.results import TokenLoss
 
@@ -35,7 +37,7 @@ def ppo_clip(
     """
     check_token_fields(logp=logp, prox_logp=prox_logp, advantages=advantages)
     log_ratio = logp - prox_logp
-    return clipped_surrogate(exp_clamped(log_ratio), log_ratio, advantages, clip_low, clip_high, dual_clip)
+    return clipped_surrogate(exp_clamped(log_ratio), -log_ratio, advantages, clip_low, clip_high, dual_clip)
 
 
 @register_policy_loss("decoupled_clip", weighs_behaviour=True)
@@ -66,14 +68,14 @@ def decoupled_clip(
     capped = raw > cap
     weight = raw.clamp(max=cap) if over_cap == "clamp" else raw.masked_fill(capped, 0.0)
     log_ratio = logp - prox_logp
-    clipped = clipped_surrogate(exp_clamped(log_ratio), log_ratio, advantages, clip_low, clip_high, dual_clip)
+    clipped = clipped_surrogate(exp_clamped(log_ratio), -log_ratio, advantages, clip_low, clip_high, dual_clip)
     metrics = {"mean/behav_weight": raw, "max/behav_weight": raw, "mean/behav_capped": capped}
     return TokenLoss(clipped.loss * weight, {**clipped.metrics, **metrics})
 
 
 def clipped_surrogate(
     ratio: Tensor,
-    log_ratio: Tensor,
+    approx_kl: Tensor,
     advantages: Tensor,
     clip_low: float,
     clip_high: float,
@@ -81,24 +83,51 @@ def clipped_surrogate(
 ) -> TokenLoss:
     """PPO's pessimistic loss [B, L] of a ratio, whatever it is a ratio of.
 
-    ``max(-A ρ, -A clip(ρ))`` written out by the sign of A: an advantage above 0 pulls the ratio up to ``1 + clip_high`` at
-    most, one below 0 pulls it down to ``1 - clip_low``, and counts no ratio above ``dual_clip``.
+    An advantage above 0 pulls the ratio up to ``1 + clip_high`` at most, one below 0 pulls it down to ``1 - clip_low``, and
+    counts no ratio above ``dual_clip``.
 
     Args:
         ratio: [B, L], or [B, 1] for one ratio of each sequence.
-        log_ratio: [B, L] of the tokens, for the metric ``mean/approx_kl``.
+        approx_kl: minus the log-ratio, [B, L], or its mean over each sequence, [B, 1]; a metric.
     """
     check_clip(clip_low, clip_high, dual_clip)
-    up, down = advantages.clamp(min=0), advantages.clamp(max=0)
-    loss = -(up * clamp(ratio, high=1 + clip_high) + down * clamp(ratio, 1 - clip_low, dual_clip))
-    plain = ratio.detach()
-    free = advantages * -plain
+    loss, free = _Pessimistic.apply(ratio, advantages, 1 - clip_low, 1 + clip_high, dual_clip)
     metrics = {
-        "mean/ratio": plain.expand_as(advantages),
-        "max/ratio": plain.expand_as(advantages),
-        "mean/approx_kl": -log_ratio.detach(),
+        "mean/ratio": ratio.detach(),
+        "max/ratio": ratio.detach(),
+        "mean/approx_kl": approx_kl.detach(),
         "mean/clip_fraction": loss.detach() > free,
     }
     if dual_clip is not None:
         metrics["mean/dual_clip_fraction"] = loss.detach() < free
     return TokenLoss(loss, metrics)
+
+
+class _Pessimistic(torch.autograd.Function):
+    """``max(-A ρ, -A clip(ρ, low, high))``, at most ``-A dual`` where A < 0; and ``-A ρ``, the loss without clip.
+
+    The slope is -A where the two are equal, the bounds included, and 0 elsewhere: one comparison and one product, where
+    autograd would compare, halve and select for each of ``clamp``, ``maximum`` and ``minimum``.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, ratio: Tensor, advantages: Tensor, low: float, high: float, dual: float | None
+    ) -> tuple[Tensor, Tensor]:
+        downhill = -advantages
+        free = downhill * ratio
+        loss = downhill * ratio.clamp(low, high)
+        torch.maximum(loss, free, out=loss)
+        if dual is not None:
+            torch.minimum(loss, downhill.clamp_min(0) * dual, out=loss)
+        if ctx.needs_input_grad[0]:
+            ctx.save_for_backward(downhill, loss == free)
+            ctx.shape = ratio.shape
+        ctx.mark_non_differentiable(free)
+        return loss, free
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None, None]:
+        downhill, kept = ctx.saved_tensors
+        return fill_masked(gradients[0] * downhill, kept).sum_to_size(ctx.shape), None, None, None, None

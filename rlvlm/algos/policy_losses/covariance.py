@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rlvlm.algos.checks import check_positive, check_token_fields, check_window
-from rlvlm.algos.numerics import as_mask, exp_clamped, fill_masked, masked_mean, wide
+from rlvlm.algos.numerics import ZeroOutside, as_mask, exp_clamped, fill_masked, masked_mean, wide
 from rlvlm.algos.policy_losses.clipping import clipped_surrogate
 from rlvlm.algos.registries import register_policy_loss
 from rlvlm.algos.results import TokenLoss
@@ -45,9 +45,9 @@ def clip_cov(
     check_positive("clip_cov", share=share)
     check_window("clip_cov", low, high)
     mask = as_mask(loss_mask)
-    logp, prox_logp, advantages = (fill_masked(value, mask) for value in (logp, prox_logp, advantages))
+    logp, prox_logp, advantages = map(ZeroOutside(mask), (logp, prox_logp, advantages))
     log_ratio = logp - prox_logp
-    surrogate = clipped_surrogate(exp_clamped(log_ratio), log_ratio, advantages, clip_low, clip_high)
+    surrogate = clipped_surrogate(exp_clamped(log_ratio), -log_ratio, advantages, clip_low, clip_high)
     clipped = surrogate.metrics["mean/clip_fraction"]
     covariance = token_covariance(logp, advantages, mask)
     candidates = mask & ~clipped & (covariance > low) & (covariance < high)
@@ -78,7 +78,7 @@ def kl_cov(
     check_token_fields(logp=logp, prox_logp=prox_logp, advantages=advantages, loss_mask=loss_mask)
     check_positive("kl_cov", share=share)
     mask = as_mask(loss_mask)
-    logp, prox_logp, advantages = (fill_masked(value, mask) for value in (logp, prox_logp, advantages))
+    logp, prox_logp, advantages = map(ZeroOutside(mask), (logp, prox_logp, advantages))
     log_ratio = logp - prox_logp
     ratio = exp_clamped(log_ratio)
     covariance = fill_masked(token_covariance(logp, advantages, mask), mask, -torch.inf)

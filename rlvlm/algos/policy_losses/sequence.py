@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rlvlm.algos.checks import check_positive, check_token_fields
-from rlvlm.algos.numerics import as_mask, exp_clamped, fill_masked, masked_mean
+from rlvlm.algos.numerics import ZeroOutside, as_mask, exp_clamped, masked_mean, row_counts
 from rlvlm.algos.policy_losses.clipping import clipped_surrogate
 from rlvlm.algos.registries import register_policy_loss
 from rlvlm.algos.results import TokenLoss
@@ -46,13 +46,15 @@ def gspo(
     """
     check_token_fields(logp=logp, prox_logp=prox_logp, advantages=advantages, loss_mask=loss_mask)
     mask = as_mask(loss_mask)
-    log_ratio = fill_masked(logp, mask) - fill_masked(prox_logp, mask)
-    mean = masked_mean(log_ratio, mask, dim=-1, keepdim=True)
+    clean = ZeroOutside(mask)
+    log_ratio = clean(logp - prox_logp)
+    mean = log_ratio.sum(-1, keepdim=True) / row_counts(mask).clamp_min(1)
+    approx_kl = -mean.detach()
     if form == "token":
-        own = fill_masked(logp, mask)
+        own = clean(logp)
         mean = mean.detach() + own - own.detach()
     ratio = exp_clamped(mean, _SEQUENCE_LIMIT)
-    return clipped_surrogate(ratio, log_ratio, fill_masked(advantages, mask), clip_low, clip_high, dual_clip)
+    return clipped_surrogate(ratio, approx_kl, clean(advantages), clip_low, clip_high, dual_clip)
 
 
 @register_policy_loss("geo_mean", scope="sequence")
@@ -79,17 +81,16 @@ def geo_mean(
     check_token_fields(logp=logp, prox_logp=prox_logp, advantages=advantages, loss_mask=loss_mask)
     check_positive("geo_mean", clip_low=clip_low, clip_high=clip_high)
     mask = as_mask(loss_mask)
-    log_ratio = fill_masked(logp, mask) - fill_masked(prox_logp, mask)
-    advantages = fill_masked(advantages, mask)
+    clean = ZeroOutside(mask)
+    log_ratio, advantages = clean(logp - prox_logp), clean(advantages)
     sign = advantages.sign()
     bounded = log_ratio.clamp(-clip_low, clip_high)
     pessimistic = sign * torch.minimum(sign * log_ratio, sign * bounded)
     ratio = exp_clamped(masked_mean(pessimistic, mask, dim=-1, keepdim=True))
     loss = -masked_mean(advantages, mask, dim=-1, keepdim=True) * ratio
-    detached = ratio.detach().expand_as(logp)
     metrics = {
-        "mean/ratio": detached,
-        "max/ratio": detached,
+        "mean/ratio": ratio.detach(),
+        "max/ratio": ratio.detach(),
         "mean/approx_kl": -log_ratio.detach(),
         "mean/clip_fraction": (log_ratio != bounded) & (sign != 0),
     }
