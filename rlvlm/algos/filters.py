@@ -35,7 +35,7 @@ def reward_spread(
         of: what is compared: ``rewards`` (after shaping), ``scores`` (before), or the name of a reward rule.
     """
     groups = group(_chosen(of, rewards, scores, scores_by_rule), group_ids)
-    return (groups.spread > above)[groups.index]
+    return groups.to_rows(groups.spread > above)
 
 
 @register_filter("mean_window")
@@ -61,7 +61,7 @@ def mean_window(
     chosen = _chosen(of, rewards, scores, scores_by_rule)
     groups = group(chosen, group_ids)
     mean = (groups.minimum + groups.mean_shifted).to(torch.promote_types(chosen.dtype, torch.float32))
-    return ((mean > low) & (mean < high) & (groups.size > 0))[groups.index]
+    return groups.to_rows((mean > low) & (mean < high) & (groups.size > 0))
 
 
 @register_filter("length")
@@ -72,7 +72,7 @@ def length(loss_mask: Tensor, group_ids: Tensor, *, shortest: float = 0.0, longe
     check_window("length", shortest, longest)
     groups = group(as_mask(loss_mask).sum(-1).to(torch.float32), group_ids)
     mean = groups.minimum + groups.mean_shifted
-    return ((mean >= shortest) & (mean <= longest))[groups.index]
+    return groups.to_rows((mean >= shortest) & (mean <= longest))
 
 
 def _chosen(of: str, rewards: Tensor, scores: Tensor | None, scores_by_rule: Mapping[str, Tensor] | None) -> Tensor:

@@ -1,18 +1,20 @@
-"""Segment operations on ``group_ids``: statistics of groups of any size in any order, without a loop over groups.
+"""Statistics of groups of rows of any size in any order, without a loop over groups.
 
-Statistics are accumulated in float64 on values shifted by their group's minimum, so that a group of equal values has a
+They are accumulated in float64 on values shifted by their group's minimum, so that a group of equal values has a
 spread and deviations of exactly 0 whatever the value. Rows that are not ``valid`` (a reward that is NaN or infinite) are left out.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from rlvlm.algos.checks import check_row_fields, check_rows_of
 from rlvlm.algos.numerics import wide
+from rlvlm.algos.segments import EvenSegments, ScatteredSegments, Segments, segment
 from rlvlm.errors import FieldError
 
 
@@ -21,53 +23,76 @@ class Groups:
     """Values [B] seen as groups of rows.
 
     Attributes:
-        index: [B] int64, the number of each row's group, 0 … G-1.
-        valid: [B] bool, rows that count.
+        segments: which group each row belongs to.
+        finite: [B] bool, rows that count; ``None`` where all are known to.
         shifted: [B], values minus their group's minimum; 0 where not valid.
-        minimum: [G], of the valid values; 0 for a group that has none.
-        size: [G], the number of valid rows.
+        minimum: [G], of the valid values; inf for a group that has none.
     """
 
-    index: Tensor
-    valid: Tensor
+    segments: Segments
+    finite: Tensor | None
     shifted: Tensor
     minimum: Tensor
-    size: Tensor
+
+    @cached_property
+    def valid(self) -> Tensor:
+        """True [B] for rows that count."""
+        return torch.ones_like(self.shifted, dtype=torch.bool) if self.finite is None else self.finite
+
+    @cached_property
+    def size(self) -> Tensor:
+        """Number of valid rows [G]."""
+        if self.finite is None:
+            return self.segments.sizes(self.shifted)
+        return self.segments.sum(self.finite.to(self.shifted.dtype))
+
+    def to_rows(self, values: Tensor) -> Tensor:
+        """What each row's group holds, [B] of [G]."""
+        return self.segments.to_rows(values)
+
+    def minus(self, values: Tensor, of_groups: Tensor) -> Tensor:
+        """Values [B] minus what their groups hold [G]; 0 for rows that are not valid."""
+        return self._where_valid(self.segments.combine(torch.sub, values, of_groups), 0.0)
+
+    def times(self, values: Tensor, of_groups: Tensor) -> Tensor:
+        """Values [B] times what their groups hold [G]."""
+        return self.segments.combine(torch.mul, values, of_groups)
 
     def sum(self, values: Tensor) -> Tensor:
         """Sum [G] of values [B] over the valid rows of each group."""
-        return _segment_sum(torch.where(self.valid, values, torch.zeros_like(values)), self.index, self.size.shape[0])
+        return self.segments.sum(self._where_valid(values, 0.0))
 
     def max(self, values: Tensor) -> Tensor:
         """Maximum [G] of values [B] over the valid rows of each group; -inf for a group that has none."""
-        floor = torch.full((), -torch.inf, dtype=values.dtype, device=values.device)
-        return _segment_reduce(torch.where(self.valid, values, floor), self.index, self.size.shape[0], "amax")
+        return -self.segments.min(self._where_valid(-values, torch.inf))
 
-    @property
+    @cached_property
     def mean_shifted(self) -> Tensor:
         """Mean [G] of the shifted values; exactly 0 for a group of equal values."""
-        return self.sum(self.shifted) / self.size.clamp_min(1)
+        return self.segments.sum(self.shifted) / self.size.clamp_min(1)
 
-    @property
+    @cached_property
     def deviations(self) -> Tensor:
         """Value minus group mean [B]; exactly 0 for a group of equal values and for rows that are not valid."""
-        centred = self.shifted - self.mean_shifted[self.index]
-        return torch.where(self.valid, centred, torch.zeros_like(centred))
+        return self.minus(self.shifted, self.mean_shifted)
 
     def std(self, unbiased: bool = True) -> Tensor:
         """Standard deviation [G], divided by size - 1 (or by size); 0 for a group of one."""
         divisor = (self.size - 1).clamp_min(1) if unbiased else self.size.clamp_min(1)
-        return (self.sum(self.deviations.square()) / divisor).sqrt()
+        return (self.segments.sum(self.deviations.square()) / divisor).sqrt()
 
-    @property
+    @cached_property
     def spread(self) -> Tensor:
         """Largest minus smallest value [G]; 0 for a group of one or none."""
         return self.max(self.shifted).clamp_min(0)
 
-    @property
+    @cached_property
     def alone(self) -> Tensor:
         """True [B] for the only valid row of its group."""
-        return self.valid & (self.size[self.index] == 1)
+        return self.valid & self.to_rows(self.size == 1)
+
+    def _where_valid(self, values: Tensor, otherwise: float) -> Tensor:
+        return values if self.finite is None else torch.where(self.finite, values, otherwise)
 
 
 def group(values: Tensor, group_ids: Tensor) -> Groups:
@@ -78,38 +103,29 @@ def group(values: Tensor, group_ids: Tensor) -> Groups:
     check_row_fields(rewards=values, group_ids=group_ids)
     if group_ids.dtype.is_floating_point or group_ids.dtype == torch.bool:
         raise FieldError(f"'group_ids' has an integer dtype, got {group_ids.dtype}.")
-    names, index = torch.unique(group_ids, return_inverse=True)
-    return _grouped(values, index, names.shape[0])
+    return _grouped(values, segment(group_ids))
 
 
 def one_group(values: Tensor) -> Groups:
     """All rows as one group: statistics over the batch."""
-    return _grouped(values, torch.zeros_like(values, dtype=torch.int64), 1)
+    rows = len(values)
+    return _grouped(values, EvenSegments(1, rows) if rows else ScatteredSegments(1, values.long()))
 
 
 def tokens_of_group(mask: Tensor, group_ids: Tensor) -> Tensor:
     """Number of tokens of the mask [B, L] in each row's whole group, [B] float32."""
     check_rows_of(mask, group_ids=group_ids)
-    names, index = torch.unique(group_ids, return_inverse=True)
-    return _segment_sum(mask.sum(-1).to(torch.float32), index, names.shape[0])[index]
+    segments = segment(group_ids)
+    return segments.to_rows(segments.sum(mask.sum(-1).to(torch.float32)))
 
 
-def _grouped(values: Tensor, index: Tensor, count: int) -> Groups:
+def _grouped(values: Tensor, segments: Segments) -> Groups:
     exact = wide(values)
-    valid = exact.isfinite()
-    zero = torch.zeros((), dtype=exact.dtype, device=exact.device)
-    minimum = _segment_reduce(torch.where(valid, exact, zero + torch.inf), index, count, "amin")
-    minimum = torch.where(minimum.isfinite(), minimum, zero)
-    shifted = torch.where(valid, exact - minimum[index], zero)
-    return Groups(index, valid, shifted, minimum, _segment_sum(valid.to(exact.dtype), index, count))
-
-
-def _segment_sum(values: Tensor, index: Tensor, count: int) -> Tensor:
-    return torch.zeros(count, dtype=values.dtype, device=values.device).index_add_(0, index, values)
-
-
-def _segment_reduce(values: Tensor, index: Tensor, count: int, reduce: str) -> Tensor:
-    start = torch.full(
-        (count,), torch.inf if reduce == "amin" else -torch.inf, dtype=values.dtype, device=values.device
-    )
-    return start.scatter_reduce_(0, index, values, reduce)
+    rest = exact - exact  # 0, but NaN for NaN and ± inf
+    if exact.device.type == "cpu" and float(rest.sum()) == 0:  # elsewhere the question would wait for the device
+        minimum = segments.min(exact)
+        return Groups(segments, None, segments.combine(torch.sub, exact, minimum), minimum)
+    finite = rest == 0
+    minimum = segments.min(torch.where(finite, exact, torch.inf))
+    shifted = torch.where(finite, segments.combine(torch.sub, exact, minimum), 0.0)
+    return Groups(segments, finite, shifted, minimum)

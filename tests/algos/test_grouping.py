@@ -2,6 +2,7 @@ import pytest
 import torch
 
 from rlvlm.algos.grouping import group, one_group, tokens_of_group
+from rlvlm.algos.segments import EvenSegments, ScatteredSegments
 from rlvlm.errors import FieldError
 
 
@@ -11,17 +12,30 @@ def by_hand(values: list[float], ids: list[int]) -> dict[int, torch.Tensor]:
     }
 
 
-def test_statistics_equal_those_of_each_group_alone() -> None:
-    values, ids = [1.0, 5.0, -2.0, 0.5, 3.0, 7.25, 1.0], [9, -4, 9, 2, 9, -4, 2]
+@pytest.mark.parametrize(
+    "ids",
+    [
+        [9, -4, 9, 2, 9, -4, 2],  # any order
+        [0, 0, 0, 1, 1, 1, 1],
+        [10**15, 3, 10**15, 3, 3, 3, 0],  # far apart
+        [5, 5, 5, 5, 5, 5, 5],
+        [6, 5, 4, 3, 2, 1, 0],
+    ],
+    ids=str,
+)
+def test_statistics_equal_those_of_each_group_alone(ids: list[int]) -> None:
+    values = [1.0, 5.0, -2.0, 0.5, 3.0, 7.25, 1.0]
     groups = group(torch.tensor(values, dtype=torch.float64), torch.tensor(ids))
     for row, (value, name) in enumerate(zip(values, ids, strict=True)):
         alone = by_hand(values, ids)[name]
-        number = groups.index[row]
-        assert groups.size[number] == len(alone)
+        assert groups.to_rows(groups.size)[row] == len(alone)
         assert groups.deviations[row] == pytest.approx(value - float(alone.mean()), abs=1e-12)
-        assert groups.std()[number] == pytest.approx(float(alone.std()), abs=1e-12)
-        assert groups.std(unbiased=False)[number] == pytest.approx(float(alone.std(correction=0)), abs=1e-12)
-        assert groups.spread[number] == pytest.approx(float(alone.max() - alone.min()), abs=1e-12)
+        unbiased = float(alone.std()) if len(alone) > 1 else 0.0
+        assert groups.to_rows(groups.std())[row] == pytest.approx(unbiased, abs=1e-12)
+        assert groups.to_rows(groups.std(unbiased=False))[row] == pytest.approx(
+            float(alone.std(correction=0)), abs=1e-12
+        )
+        assert groups.to_rows(groups.spread)[row] == pytest.approx(float(alone.max() - alone.min()), abs=1e-12)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
@@ -46,6 +60,21 @@ def test_a_value_that_is_not_finite_is_left_out(bad: float) -> None:
 def test_the_only_valid_row_of_a_group_is_alone() -> None:
     groups = group(torch.tensor([1.0, float("nan"), 3.0, 4.0]), torch.tensor([0, 0, 1, 1]))
     assert groups.alone.tolist() == [True, False, False, False]
+
+
+def test_groups_side_by_side_give_the_same_as_in_any_other_order() -> None:
+    values = torch.randn(12, generator=torch.Generator().manual_seed(0))
+    values[3], values[4:8] = float("nan"), 0.7
+    regular = group(values, torch.arange(12) // 4)
+    order = torch.tensor([7, 0, 11, 3, 5, 1, 9, 2, 4, 10, 6, 8])
+    mixed = group(values[order], torch.arange(12)[order] // 4)
+    assert regular.segments == EvenSegments(3, 4)
+    assert isinstance(mixed.segments, ScatteredSegments)
+    for name in ("deviations", "alone", "valid"):
+        assert torch.allclose(getattr(regular, name)[order].double(), getattr(mixed, name).double(), atol=1e-15)
+    for name in ("spread", "size", "mean_shifted"):
+        assert torch.allclose(getattr(regular, name), getattr(mixed, name), atol=1e-15)
+    assert torch.allclose(regular.std(), mixed.std(), atol=1e-15)
 
 
 def test_the_batch_is_one_group() -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rlvlm.algos.checks import check_rows_of
 from rlvlm.algos.grouping import Groups, group, one_group
-from rlvlm.algos.numerics import as_mask, fill_masked, whiten, wide
+from rlvlm.algos.numerics import as_mask, fill_masked, keep_bits, mask_bits, row_blocks, whiten, wide
 from rlvlm.algos.registries import register_advantage
 
 Level = Literal["group", "batch", "none"]
@@ -51,9 +51,12 @@ def grpo(
     """
     groups = group(rewards, group_ids)
     advantage = _deviations(mean, rewards, groups, leave_one_out)
-    if std != "none":
-        scale = groups.std(unbiased)[groups.index] if std == "group" else one_group(rewards).std(unbiased)
-        advantage = divide_by_std(advantage, scale, eps)
+    if std == "group":
+        advantage = groups.times(advantage, over_std(groups.std(unbiased), eps))
+    elif std == "batch":
+        advantage = advantage * over_std(one_group(rewards).std(unbiased), eps)
+    if mean != "group" and singleton == "zero":
+        advantage = torch.where(groups.alone, 0.0, advantage)
     advantage = settle_singletons(advantage, rewards, groups, singleton, 1 + eps if std == "group" else 1.0)
     tokens = over_tokens(advantage, rewards, loss_mask)
     return whiten(tokens, as_mask(loss_mask) & groups.valid.unsqueeze(-1)) if whiten_tokens else tokens
@@ -68,7 +71,7 @@ def rloo(rewards: Tensor, group_ids: Tensor, loss_mask: Tensor, *, singleton: Si
     Elsewhere: ``rloo``, ``rloo_vectorized`` (verl); ``RLOOTrainer`` (TRL).
     """
     groups = group(rewards, group_ids)
-    advantage = groups.deviations * _leave_one_out_factor(groups)
+    advantage = _leave_one_out(groups)
     advantage = settle_singletons(advantage, rewards, groups, singleton)
     return over_tokens(advantage, rewards, loss_mask)
 
@@ -86,7 +89,7 @@ def opo(rewards: Tensor, group_ids: Tensor, loss_mask: Tensor, *, singleton: Sin
     groups = group(rewards, group_ids)
     lengths = wide(as_mask(loss_mask).sum(-1))
     baseline = groups.sum(lengths * groups.shifted) / groups.sum(lengths).clamp_min(1)
-    advantage = fill_masked(groups.shifted - baseline[groups.index], groups.valid)
+    advantage = groups.minus(groups.shifted, baseline)
     advantage = settle_singletons(advantage, rewards, groups, singleton)
     return over_tokens(advantage, rewards, loss_mask)
 
@@ -113,7 +116,7 @@ def gpg(
     groups = group(rewards, group_ids)
     advantage = settle_singletons(groups.deviations, rewards, groups, singleton)
     if scale != "none":
-        carries = (groups.spread[groups.index] > 0) if scale == "informative" else (rewards != 0)
+        carries = (groups.to_rows(groups.spread) > 0) if scale == "informative" else (rewards != 0)
         advantage = advantage * (carries.numel() / (carries & groups.valid).sum().clamp_min(1))
     return over_tokens(advantage, rewards, loss_mask)
 
@@ -132,27 +135,29 @@ def grpo_passk(
         divide: divide by the group's standard deviation.
     """
     groups = group(rewards, group_ids)
-    best = groups.valid & (groups.shifted == groups.max(groups.shifted)[groups.index])
+    best = groups.valid & (groups.shifted == groups.to_rows(groups.spread))
     alone_at_top = groups.sum(wide(best)) == 1
     below = torch.where(best, torch.full_like(groups.shifted, -torch.inf), groups.shifted)
     second = groups.max(below)
-    lead = torch.where(alone_at_top & second.isfinite(), groups.max(groups.shifted) - second, torch.zeros_like(second))
+    lead = torch.where(alone_at_top & second.isfinite(), groups.spread - second, torch.zeros_like(second))
     if divide:
-        lead = divide_by_std(lead, groups.std(), eps)
-    return over_tokens(fill_masked(lead[groups.index], best), rewards, loss_mask)
+        lead = lead * over_std(groups.std(), eps)
+    return over_tokens(fill_masked(groups.to_rows(lead), best), rewards, loss_mask)
 
 
-def divide_by_std(advantage: Tensor, std: Tensor, eps: float) -> Tensor:
-    """``advantage / (std + eps)``; 0 where the standard deviation is 0, for equal rewards carry no signal."""
-    return torch.where(std > 0, advantage / (std + eps), torch.zeros_like(advantage))
+def over_std(std: Tensor, eps: float) -> Tensor:
+    """``1 / (std + eps)``; 0 where the standard deviation is 0, for equal rewards carry no signal."""
+    return (std + eps).reciprocal_().masked_fill_(std == 0, 0.0)
 
 
 def settle_singletons(
     advantage: Tensor, rewards: Tensor, groups: Groups, singleton: Singleton, divisor: float = 1.0
 ) -> Tensor:
-    """Gives the only valid sample of a group the advantage 0, or its reward over ``divisor``."""
-    alone = wide(rewards) / divisor if singleton == "reward" else torch.zeros_like(advantage)
-    return torch.where(groups.alone, alone, advantage)
+    """Gives the only valid sample of a group its reward over ``divisor``, if that is asked for.
+
+    Its deviation from its group's mean is 0 already.
+    """
+    return torch.where(groups.alone, wide(rewards) / divisor, advantage) if singleton == "reward" else advantage
 
 
 def over_tokens(advantage: Tensor, rewards: Tensor, loss_mask: Tensor) -> Tensor:
@@ -161,19 +166,19 @@ def over_tokens(advantage: Tensor, rewards: Tensor, loss_mask: Tensor) -> Tensor
     mask = as_mask(loss_mask)
     dtype = rewards.dtype if rewards.dtype.is_floating_point else torch.get_default_dtype()
     column = advantage.to(dtype).unsqueeze(-1)
-    return torch.where(mask, column, torch.zeros_like(column))
+    tokens = torch.empty(mask.shape, dtype=dtype, device=mask.device)
+    for rows in row_blocks(tokens):
+        keep_bits(column[rows], mask_bits(mask[rows], dtype), out=tokens[rows])
+    return tokens
 
 
 def _deviations(level: Level, rewards: Tensor, groups: Groups, leave_one_out: bool) -> Tensor:
-    if level == "group":
-        return groups.deviations * _leave_one_out_factor(groups) if leave_one_out else groups.deviations
-    if level == "batch":
-        batch = one_group(rewards)
-        return batch.deviations * _leave_one_out_factor(batch) if leave_one_out else batch.deviations
-    exact = wide(rewards)
-    return torch.where(groups.valid, exact, torch.zeros_like(exact))
+    if level == "none":
+        return fill_masked(wide(rewards), groups.valid)
+    baseline = groups if level == "group" else one_group(rewards)
+    return _leave_one_out(baseline) if leave_one_out else baseline.deviations
 
 
-def _leave_one_out_factor(groups: Groups) -> Tensor:
-    size = groups.size[groups.index]
-    return size / (size - 1).clamp_min(1)
+def _leave_one_out(groups: Groups) -> Tensor:
+    """Value minus the mean of the *other* values of the group, [B]."""
+    return groups.times(groups.deviations, groups.size / (groups.size - 1).clamp_min(1))

@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from rlvlm.algos.advantages.group import Singleton, divide_by_std, over_tokens, settle_singletons
+from rlvlm.algos.advantages.group import Singleton, over_std, over_tokens, settle_singletons
 from rlvlm.algos.grouping import Groups, group
 from rlvlm.algos.numerics import as_mask, fill_masked, whiten, wide
 from rlvlm.algos.registries import register_advantage
@@ -79,7 +79,7 @@ def gdpo(
         groups = group(scores, group_ids)
         advantage = groups.deviations
         if divide:
-            advantage = divide_by_std(advantage, groups.std()[groups.index], eps)
+            advantage = groups.times(advantage, over_std(groups.std(), eps))
         total = total + weight * settle_singletons(advantage, scores, groups, singleton, 1 + eps if divide else 1.0)
         valid = valid | groups.valid
         keep = keep | ~_flat(groups, singleton) | (equal_groups == "whitened")
@@ -95,5 +95,5 @@ def whiten_over_tokens(advantage: Tensor, rewards: Tensor, loss_mask: Tensor, va
 
 def _flat(groups: Groups, singleton: Singleton) -> Tensor:
     """True [B] for samples whose group has no spread, and so no signal."""
-    flat = groups.spread[groups.index] == 0
+    flat = groups.to_rows(groups.spread) == 0
     return flat & ~groups.alone if singleton == "reward" else flat
