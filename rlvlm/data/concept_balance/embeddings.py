@@ -90,8 +90,12 @@ class ClipModel:
         return self._features(self.model.get_image_features, inputs)
 
     def embed_texts(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        """[n, D] embeddings of texts."""
-        inputs = self.tokenizer(list(texts), padding=True, truncation=True, return_tensors="pt").to(self.device)
+        """[n, D] embeddings of texts.
+
+        A model that is told by no attention mask what is padding (SigLIP) reads it, so its texts are padded to their full length.
+        """
+        padding = True if "attention_mask" in self.tokenizer.model_input_names else "max_length"
+        inputs = self.tokenizer(list(texts), padding=padding, truncation=True, return_tensors="pt").to(self.device)
         return self._features(self.model.get_text_features, inputs)
 
     def _features(self, call: Callable[..., Any], inputs: Any) -> NDArray[np.float32]:

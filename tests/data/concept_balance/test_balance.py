@@ -321,6 +321,26 @@ def test_embeddings_of_a_clip_model_in_batches_equal_those_one_by_one(tmp_path: 
         ClipModel(str(tmp_path))
 
 
+def test_texts_of_a_model_without_an_attention_mask_do_not_depend_on_their_batch(tmp_path: Path) -> None:
+    tokenizer = tiny.tokenizer()
+    small = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = transformers.SiglipConfig(
+        text_config={**small, "vocab_size": len(tokenizer), "max_position_embeddings": 64},
+        vision_config={**small, "image_size": 56, "patch_size": 14},
+    )
+    transformers.SiglipModel(config).save_pretrained(tmp_path)
+    tokenizer.model_max_length = 64
+    tokenizer.save_pretrained(tmp_path)
+    note = tmp_path / "tokenizer_config.json"
+    note.write_text(json.dumps({**json.loads(note.read_text()), "model_input_names": ["input_ids"]}))
+    transformers.SiglipImageProcessorPil(size={"height": 56, "width": 56}).save_pretrained(tmp_path)
+    model = ClipModel(str(tmp_path))
+    texts = ["a dog", "a much longer name of a rather rare concept"]
+    together, alone = model.embed_texts(texts), [model.embed_texts([text])[0] for text in texts]
+    assert np.allclose(together, alone, atol=1e-5)
+    assert model.embed_pictures([Image.new("RGB", (80, 60))]).shape == together[:1].shape
+
+
 @register_format("deadly_pictures_for_a_test", override=True)
 def deadly_pictures(row: Any, *, at: int, note: str) -> dict[str, Any]:
     """Flat rows, and a kill -9 of the process at the n-th row it reads, once."""
