@@ -12,7 +12,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from rlvlm.algos.checks import check_positive
-from rlvlm.algos.numerics import masked_sum, row_counts
+from rlvlm.algos.numerics import ZeroOutside, masked_sum
 from rlvlm.algos.registries import register_aggregation
 
 
@@ -51,7 +51,8 @@ def seq_mean_token_mean(token_loss: Tensor, loss_mask: Tensor, num_sequences: fl
     Paper: DeepSeekMath, arXiv 2402.03300.
     Elsewhere: ``seq-mean-token-mean`` (verl, RLLaVA); ``seq`` (EasyR1); ``grpo``, ``sapo`` (TRL).
     """
-    per_sequence = masked_sum(token_loss, loss_mask, dim=-1) / row_counts(loss_mask).squeeze(-1).clamp_min(1)
+    clean = ZeroOutside(loss_mask)
+    per_sequence = clean(token_loss).sum(-1, keepdim=True) / clean.counts.clamp_min(1)
     return per_sequence.sum() / max(num_sequences, 1)
 
 

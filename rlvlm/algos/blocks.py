@@ -26,7 +26,7 @@ def add_up(share: Share, outputs: Outputs, blocks: Sequence[slice]) -> tuple[Ten
     Args:
         share: loss (scalar) and metrics of some rows, from the outputs of these rows.
         outputs: tensors [B, L] by name.
-        blocks: slices that cover the rows once.
+        blocks: slices that cover the rows once, in order.
     """
     if len(blocks) == 1:
         return share(blocks[0], outputs)
@@ -54,10 +54,9 @@ class _SumOfShares(torch.autograd.Function):
                 loss, found = share(rows, dict(zip(names, leaves, strict=True)))
             losses.append(loss.detach())
             metrics.append(found)
-            for place, part in _gradients(loss, leaves).items():
-                whole = gradients[place]
-                whole = gradients[place] = torch.zeros_like(outputs[place]) if whole is None else whole
-                whole[rows] = part
+            found_gradients = _gradients(loss, leaves)
+            for place, output in enumerate(outputs):
+                _write(gradients, place, rows, found_gradients.get(place), output)
         ctx.save_for_backward(*gradients)
         return torch.stack(losses).sum()
 
@@ -69,6 +68,16 @@ class _SumOfShares(torch.autograd.Function):
             return (None, None, None, None, *ctx.saved_tensors)
         scaled = (None if gradient is None else gradient * scale for gradient in ctx.saved_tensors)
         return (None, None, None, None, *scaled)
+
+
+def _write(gradients: list[Tensor | None], place: int, rows: slice, part: Tensor | None, like: Tensor) -> None:
+    """Writes the gradient of some rows into that of all; none is 0, and there is none of all as long as no block has one."""
+    whole = gradients[place]
+    if whole is None and part is not None:
+        whole = gradients[place] = torch.empty_like(like)
+        whole[: rows.start] = 0
+    if whole is not None:
+        whole[rows] = 0 if part is None else part
 
 
 def _gradients(loss: Tensor, leaves: Sequence[Tensor]) -> dict[int, Tensor]:

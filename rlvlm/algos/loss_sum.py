@@ -60,18 +60,17 @@ class LossInputs:
                 self._fields[name] = self._batch[name]
         self._prox_from_logp = self._prox_from_logp and "prox_logp" in names - self._fields.keys()
 
-    def rows(self, rows: slice, outputs: Mapping[str, Tensor]) -> dict[str, Any]:
-        """Everything by name, of these rows; ``outputs`` are theirs."""
-        mask = self._mask[rows]
-        clean = ZeroOutside(mask)
-        given: dict[str, Any] = {"loss_mask": mask}
+    def rows(self, rows: slice, outputs: Mapping[str, Tensor]) -> tuple[dict[str, Any], ZeroOutside]:
+        """Everything by name, of these rows, and what cleaned it; ``outputs`` are theirs."""
+        clean = ZeroOutside(self._mask[rows])
+        given: dict[str, Any] = {"loss_mask": clean.mask}
         given.update({name: clean(value) for name, value in outputs.items()})
         for name, value in self._fields.items():
             some = value[rows] if field_of(name).dims[0] == "B" else value
             given[name] = clean(some) if is_token_float(name, value) else some
         if self._prox_from_logp:
             given["prox_logp"] = given["logp"].detach()
-        return given
+        return given, clean
 
 
 class LossSum:
@@ -80,10 +79,11 @@ class LossSum:
     Args:
         aggregation: turns each term's tokens into a scalar.
         given: what the parts read, by name.
+        clean: puts zeros outside the mask of these rows.
     """
 
-    def __init__(self, aggregation: Part, given: Mapping[str, Any]) -> None:
-        self._aggregation, self._given = aggregation, given
+    def __init__(self, aggregation: Part, given: Mapping[str, Any], clean: ZeroOutside) -> None:
+        self._aggregation, self._given, self._clean = aggregation, given, clean
         self._losses: list[Tensor] = []
         self._tokens: dict[str, Tensor] = {}
         self._shares: dict[str, Tensor] = {}
@@ -110,7 +110,7 @@ class LossSum:
         """The sum and all metrics, as shares of a mini-batch of ``num_tokens``."""
         total = torch.stack(self._losses).sum()
         shares = {**self._shares, "mean/loss": total.detach()}
-        return total, {**token_shares(self._tokens, self._given["loss_mask"], num_tokens), **shares}
+        return total, {**token_shares(self._tokens, self._clean, num_tokens), **shares}
 
     def _call(self, part: Part) -> TokenLoss:
         result = part(self._given)

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from rlvlm.algos.numerics import ZeroOutside, fill_masked, row_counts
+from rlvlm.algos.numerics import ZeroOutside, fill_masked
 from rlvlm.errors import ConfigError, nearest
 
 REDUCTIONS = ("mean", "max", "min", "sum")
@@ -32,16 +31,15 @@ def reduction_of(key: str) -> str:
 
 
 @torch.no_grad()
-def token_shares(metrics: Mapping[str, Tensor], mask: Tensor, num_tokens: float) -> dict[str, Tensor]:
-    """Reduces per-token metrics over the mask to the share of one micro-batch; see the module's docstring."""
-    tokens = _Tokens(mask)
+def token_shares(metrics: Mapping[str, Tensor], clean: ZeroOutside, num_tokens: float) -> dict[str, Tensor]:
+    """Reduces per-token metrics over the mask of ``clean`` to the share of one micro-batch; see the module's docstring."""
     shares = {}
     for key, value in metrics.items():
         reduction = reduction_of(key)
         if reduction in ("max", "min"):
-            shares[key] = tokens.extreme(reduction, value)
+            shares[key] = _extreme(reduction, value, clean)
         else:
-            total = tokens.total(value)
+            total = _total(value, clean)
             shares[key] = total / max(num_tokens, 1) if reduction == "mean" else total
     return shares
 
@@ -50,7 +48,7 @@ def token_shares(metrics: Mapping[str, Tensor], mask: Tensor, num_tokens: float)
 def token_means(metrics: Mapping[str, Tensor], mask: Tensor) -> dict[str, Tensor]:
     """Reduces per-token metrics over the mask of a whole batch; a batch without tokens gives 0."""
     count = mask.sum().clamp_min(1)
-    shares = token_shares(metrics, mask, 1)
+    shares = token_shares(metrics, ZeroOutside(mask), 1)
     reduced = {key: value / count if reduction_of(key) == "mean" else value for key, value in shares.items()}
     return {key: torch.where(value.isfinite(), value, torch.zeros_like(value)) for key, value in reduced.items()}
 
@@ -68,27 +66,18 @@ _JOIN: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-class _Tokens:
-    """The tokens of a mask [B, L], for several metrics [B, L] or [B, 1] in turn."""
+def _extreme(reduction: str, value: Tensor, clean: ZeroOutside) -> Tensor:
+    """Largest or smallest value of a token; minus or plus infinity where there is none."""
+    present = clean.mask if value.shape == clean.mask.shape else clean.counts > 0
+    if reduction == "max":
+        return fill_masked(value, present, -math.inf).amax()
+    return fill_masked(value, present, math.inf).amin()
 
-    def __init__(self, mask: Tensor) -> None:
-        self._mask, self._clean = mask, ZeroOutside(mask)
 
-    @cached_property
-    def _counts(self) -> Tensor:
-        return row_counts(self._mask)
-
-    def extreme(self, reduction: str, value: Tensor) -> Tensor:
-        """Largest or smallest value; minus or plus infinity where there is none."""
-        present = self._mask if value.shape == self._mask.shape else self._counts > 0
-        if reduction == "max":
-            return fill_masked(value, present, -math.inf).amax()
-        return fill_masked(value, present, math.inf).amin()
-
-    def total(self, value: Tensor) -> Tensor:
-        """Sum over tokens."""
-        if value.dtype == torch.bool:
-            return (value & self._mask).count_nonzero().float()
-        if value.shape == self._mask.shape:
-            return self._clean(value).sum()
-        return (fill_masked(value, self._counts > 0) * self._counts).sum()
+def _total(value: Tensor, clean: ZeroOutside) -> Tensor:
+    """Sum over tokens."""
+    if value.dtype == torch.bool:
+        return (value & clean.mask).count_nonzero().float()
+    if value.shape == clean.mask.shape:
+        return clean(value).sum()
+    return (fill_masked(value, clean.counts > 0) * clean.counts).sum()

@@ -7,6 +7,7 @@ nor a gradient of theirs reaches a valid place.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -66,16 +67,23 @@ class ZeroOutside:
     """
 
     def __init__(self, mask: Tensor) -> None:
-        self._mask = mask
+        self.mask = mask
         self._bits: dict[torch.dtype, Tensor] = {}
 
     def __call__(self, values: Tensor) -> Tensor:
         dtype = values.dtype
-        if values.device.type != "cpu" or dtype not in _BITS or values.shape != self._mask.shape:
-            return torch.where(self._mask, values, 0.0 if dtype.is_floating_point else 0)
+        if values.device.type != "cpu" or dtype not in _BITS or values.shape != self.mask.shape:
+            return torch.where(self.mask, values, 0.0 if dtype.is_floating_point else 0)
         if dtype not in self._bits:
-            self._bits[dtype] = mask_bits(self._mask, dtype)
-        return _KeepBits.apply(values, self._bits[dtype])
+            self._bits[dtype] = mask_bits(self.mask, dtype)
+        bits = self._bits[dtype]
+        return _KeepBits.apply(values, bits) if values.requires_grad else keep_bits(values, bits)
+
+    @cached_property
+    def counts(self) -> Tensor:
+        """Number of true entries of each row, [B, 1]."""
+        widened = self._bits.get(torch.float32)  # a sum of int32 is vectorised, one of bool is not
+        return row_counts(self.mask) if widened is None else -widened.sum(-1, keepdim=True, dtype=torch.int32)
 
 
 def mask_bits(mask: Tensor, dtype: torch.dtype) -> Tensor:

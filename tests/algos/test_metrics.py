@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from rlvlm.algos.metrics import reduction_of, token_means, token_shares
+from rlvlm.algos.numerics import ZeroOutside
 from rlvlm.errors import ConfigError
 
 VALUES = torch.tensor([[1.0, math.nan, 3.0], [5.0, 7.0, math.inf]])
@@ -12,7 +13,7 @@ KEYS = {"mean/x": VALUES, "max/x": VALUES, "min/x": VALUES, "sum/x": VALUES, "me
 
 
 def test_means_are_shares_of_the_whole_mini_batch() -> None:
-    got = {key: float(value) for key, value in token_shares(KEYS, MASK, num_tokens=8).items()}
+    got = {key: float(value) for key, value in token_shares(KEYS, ZeroOutside(MASK), num_tokens=8).items()}
     assert got == {"mean/x": 2, "max/x": 7, "min/x": 1, "sum/x": 16, "mean/flag": 3 / 8}
 
 
@@ -24,7 +25,9 @@ def test_whole_batches_are_reduced_by_their_own_count_and_empty_ones_to_zero() -
 def test_what_a_sequence_shares_counts_once_for_each_of_its_tokens() -> None:
     column = torch.tensor([[2.0], [5.0], [math.nan]])
     mask = torch.tensor([[True, False, True], [True, False, False], [False, False, False]])
-    got = token_shares({"mean/x": column, "max/x": column, "min/x": column, "sum/flag": column > 3}, mask, 3)
+    got = token_shares(
+        {"mean/x": column, "max/x": column, "min/x": column, "sum/flag": column > 3}, ZeroOutside(mask), 3
+    )
     assert {key: float(value) for key, value in got.items()} == {"mean/x": 3, "max/x": 5, "min/x": 2, "sum/flag": 1}
 
 
@@ -33,4 +36,4 @@ def test_a_key_must_say_how_it_is_reduced() -> None:
     with pytest.raises(ConfigError, match="metric key 'ratio' does not say how it is reduced"):
         reduction_of("ratio")
     with pytest.raises(ConfigError, match=r"'men/ratio' does not say .*\(did you mean 'mean'\?\)"):
-        token_shares({"men/ratio": VALUES}, MASK, 1)
+        token_shares({"men/ratio": VALUES}, ZeroOutside(MASK), 1)

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from rlvlm.algos.checks import check_clip, check_positive, check_token_fields
-from rlvlm.algos.numerics import exp_clamped, fill_masked
+from rlvlm.algos.numerics import exp_clamped
 from rlvlm.algos.registries import register_policy_loss
 from rlvlm.algos.results import TokenLoss
 
@@ -91,43 +91,47 @@ def clipped_surrogate(
         approx_kl: minus the log-ratio, [B, L], or its mean over each sequence, [B, 1]; a metric.
     """
     check_clip(clip_low, clip_high, dual_clip)
-    loss, free = _Pessimistic.apply(ratio, advantages, 1 - clip_low, 1 + clip_high, dual_clip)
+    loss, clipped, bounded = _Pessimistic.apply(ratio, advantages, 1 - clip_low, 1 + clip_high, dual_clip)
     metrics = {
         "mean/ratio": ratio.detach(),
         "max/ratio": ratio.detach(),
         "mean/approx_kl": approx_kl.detach(),
-        "mean/clip_fraction": loss.detach() > free,
+        "mean/clip_fraction": clipped,
     }
     if dual_clip is not None:
-        metrics["mean/dual_clip_fraction"] = loss.detach() < free
+        metrics["mean/dual_clip_fraction"] = bounded
     return TokenLoss(loss, metrics)
 
 
 class _Pessimistic(torch.autograd.Function):
-    """``max(-A ρ, -A clip(ρ, low, high))``, at most ``-A dual`` where A < 0; and ``-A ρ``, the loss without clip.
+    """``max(-A ρ, -A clip(ρ, low, high))``, at most ``-A dual`` where A < 0; and 1 where it lies above, below ``-A ρ``.
 
-    The slope is -A where the two are equal, the bounds included, and 0 elsewhere: one comparison and one product, where
-    autograd would compare, halve and select for each of ``clamp``, ``maximum`` and ``minimum``.
+    The slope is -A where the loss is ``-A ρ``, the bounds included, and 0 elsewhere: one comparison and one product, where
+    autograd would compare, halve and select for each of ``clamp``, ``maximum`` and ``minimum``. Comparisons are written
+    as floats, for which a CPU needs a third of the time.
     """
 
     @staticmethod
     def forward(
         ctx: Any, ratio: Tensor, advantages: Tensor, low: float, high: float, dual: float | None
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
         downhill = -advantages
-        free = downhill * ratio
-        loss = downhill * ratio.clamp(low, high)
+        free, loss = downhill * ratio, downhill * ratio.clamp(low, high)
         torch.maximum(loss, free, out=loss)
+        bounded = None
         if dual is not None:
             torch.minimum(loss, downhill.clamp_min(0) * dual, out=loss)
+            bounded = torch.lt(loss, free, out=torch.empty_like(loss))
+        clipped = torch.gt(loss, free, out=torch.empty_like(loss))
+        ctx.mark_non_differentiable(*(flag for flag in (clipped, bounded) if flag is not None))
+        ctx.set_materialize_grads(False)
         if ctx.needs_input_grad[0]:
-            ctx.save_for_backward(downhill, loss == free)
+            ctx.save_for_backward(torch.eq(loss, free, out=free).mul_(downhill))
             ctx.shape = ratio.shape
-        ctx.mark_non_differentiable(free)
-        return loss, free
+        return loss, clipped, bounded
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None, None]:
-        downhill, kept = ctx.saved_tensors
-        return fill_masked(gradients[0] * downhill, kept).sum_to_size(ctx.shape), None, None, None, None
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, None, None, None, None]:
+        (slope,), upstream = ctx.saved_tensors, gradients[0]
+        return None if upstream is None else (upstream * slope).sum_to_size(ctx.shape), None, None, None, None

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rlvlm.algos.checks import check_positive, check_token_fields
-from rlvlm.algos.numerics import ZeroOutside, as_mask, exp_clamped, masked_mean, row_counts
+from rlvlm.algos.numerics import ZeroOutside, as_mask, exp_clamped, masked_mean
 from rlvlm.algos.policy_losses.clipping import clipped_surrogate
 from rlvlm.algos.registries import register_policy_loss
 from rlvlm.algos.results import TokenLoss
@@ -48,7 +48,7 @@ def gspo(
     mask = as_mask(loss_mask)
     clean = ZeroOutside(mask)
     log_ratio = clean(logp - prox_logp)
-    mean = log_ratio.sum(-1, keepdim=True) / row_counts(mask).clamp_min(1)
+    mean = log_ratio.sum(-1, keepdim=True) / clean.counts.clamp_min(1)
     approx_kl = -mean.detach()
     if form == "token":
         own = clean(logp)
