@@ -364,8 +364,7 @@ class Algorithm:
         whole = {name: denominators[name.removeprefix("num_")] for name in COUNTS} | {"generator": self._generator}
 
         def share(rows: slice, of_rows: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-            given, clean = inputs.rows(rows, of_rows)
-            sums = LossSum(self._parts.aggregation, {**whole, **given}, clean)
+            sums = LossSum(self._parts.aggregation, {**whole, **inputs.rows(rows, of_rows)})
             if policy_loss is not None:
                 sums.add_policy_loss(policy_loss, on_weights)
             for term in terms:

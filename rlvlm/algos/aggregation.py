@@ -12,53 +12,63 @@ from __future__ import annotations
 from torch import Tensor
 
 from rlvlm.algos.checks import check_positive
-from rlvlm.algos.numerics import ZeroOutside, masked_sum
+from rlvlm.algos.numerics import ZeroOutside
 from rlvlm.algos.registries import register_aggregation
 
 
 @register_aggregation("token-mean")
-def token_mean(token_loss: Tensor, loss_mask: Tensor, num_tokens: float) -> Tensor:
+def token_mean(token_loss: Tensor, loss_mask: Tensor, num_tokens: float, clean: ZeroOutside | None = None) -> Tensor:
     """``Σ l / tokens``: every token weighs the same.
 
     Paper: DAPO, arXiv 2503.14476.
     Elsewhere: ``token-mean`` (verl, RLLaVA); ``token`` (EasyR1); ``dapo``, ``bnpo`` (TRL).
     """
-    return masked_sum(token_loss, loss_mask) / max(num_tokens, 1)
+    return _kept(token_loss, loss_mask, clean).sum() / max(num_tokens, 1)
 
 
 @register_aggregation("token-sum")
-def token_sum(token_loss: Tensor, loss_mask: Tensor) -> Tensor:
+def token_sum(token_loss: Tensor, loss_mask: Tensor, clean: ZeroOutside | None = None) -> Tensor:
     """``Σ l``, divided by nothing.
 
     Elsewhere: ``token-sum`` (verl).
     """
-    return masked_sum(token_loss, loss_mask)
+    return _kept(token_loss, loss_mask, clean).sum()
 
 
 @register_aggregation("seq-mean-token-sum")
-def seq_mean_token_sum(token_loss: Tensor, loss_mask: Tensor, num_sequences: float) -> Tensor:
+def seq_mean_token_sum(
+    token_loss: Tensor, loss_mask: Tensor, num_sequences: float, clean: ZeroOutside | None = None
+) -> Tensor:
     """``Σ l / sequences``: sum over the tokens of a sequence, mean over sequences.
 
     Elsewhere: ``seq-mean-token-sum`` (verl, RLLaVA); ``luspo`` (TRL).
     """
-    return masked_sum(token_loss, loss_mask) / max(num_sequences, 1)
+    return _kept(token_loss, loss_mask, clean).sum() / max(num_sequences, 1)
 
 
 @register_aggregation("seq-mean-token-mean")
-def seq_mean_token_mean(token_loss: Tensor, loss_mask: Tensor, num_sequences: float) -> Tensor:
+def seq_mean_token_mean(
+    token_loss: Tensor, loss_mask: Tensor, num_sequences: float, clean: ZeroOutside | None = None
+) -> Tensor:
     """``Σ_i (Σ_t l / length_i) / sequences``: a token of a short answer weighs more.
 
     Paper: DeepSeekMath, arXiv 2402.03300.
     Elsewhere: ``seq-mean-token-mean`` (verl, RLLaVA); ``seq`` (EasyR1); ``grpo``, ``sapo`` (TRL).
     """
-    clean = ZeroOutside(loss_mask)
+    clean = clean or ZeroOutside(loss_mask)
     per_sequence = clean(token_loss).sum(-1, keepdim=True) / clean.counts.clamp_min(1)
     return per_sequence.sum() / max(num_sequences, 1)
 
 
 @register_aggregation("seq-mean-token-sum-norm")
 def seq_mean_token_sum_norm(
-    token_loss: Tensor, loss_mask: Tensor, num_sequences: float, *, length: float, per_sequence: bool = True
+    token_loss: Tensor,
+    loss_mask: Tensor,
+    num_sequences: float,
+    clean: ZeroOutside | None = None,
+    *,
+    length: float,
+    per_sequence: bool = True,
 ) -> Tensor:
     """``Σ l / (length · sequences)`` with a constant length.
 
@@ -70,11 +80,17 @@ def seq_mean_token_sum_norm(
         per_sequence: divide by the number of sequences; without it the loss is their sum (verl up to 0.8, RLLaVA).
     """
     check_positive("seq-mean-token-sum-norm", length=length)
-    return masked_sum(token_loss, loss_mask) / (length * (max(num_sequences, 1) if per_sequence else 1))
+    return _kept(token_loss, loss_mask, clean).sum() / (length * (max(num_sequences, 1) if per_sequence else 1))
 
 
 @register_aggregation("prompt-mean")
-def prompt_mean(token_loss: Tensor, loss_mask: Tensor, group_tokens: Tensor, num_prompts: float) -> Tensor:
+def prompt_mean(
+    token_loss: Tensor, loss_mask: Tensor, group_tokens: Tensor, num_prompts: float, clean: ZeroOutside | None = None
+) -> Tensor:
     """``Σ_p (Σ l / tokens_p) / prompts``: a prompt with long answers weighs no more than another."""
-    per_sequence = masked_sum(token_loss, loss_mask, dim=-1) / group_tokens.clamp_min(1)
+    per_sequence = _kept(token_loss, loss_mask, clean).sum(-1) / group_tokens.clamp_min(1)
     return per_sequence.sum() / max(num_prompts, 1)
+
+
+def _kept(token_loss: Tensor, loss_mask: Tensor, clean: ZeroOutside | None) -> Tensor:
+    return (clean or ZeroOutside(loss_mask))(token_loss)

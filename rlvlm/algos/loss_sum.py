@@ -17,7 +17,7 @@ from rlvlm.errors import FieldError
 from rlvlm.fields import field_of
 from rlvlm.registry import Part
 
-_ELSEWHERE = {"loss_mask", "token_loss", "generator", *COUNTS}
+_ELSEWHERE = {"loss_mask", "token_loss", "generator", "clean", *COUNTS}
 
 
 class Fields(Protocol):
@@ -60,17 +60,17 @@ class LossInputs:
                 self._fields[name] = self._batch[name]
         self._prox_from_logp = self._prox_from_logp and "prox_logp" in names - self._fields.keys()
 
-    def rows(self, rows: slice, outputs: Mapping[str, Tensor]) -> tuple[dict[str, Any], ZeroOutside]:
-        """Everything by name, of these rows, and what cleaned it; ``outputs`` are theirs."""
+    def rows(self, rows: slice, outputs: Mapping[str, Tensor]) -> dict[str, Any]:
+        """Everything by name, of these rows, and ``clean``, which cleaned it; ``outputs`` are theirs."""
         clean = ZeroOutside(self._mask[rows])
-        given: dict[str, Any] = {"loss_mask": clean.mask}
+        given: dict[str, Any] = {"loss_mask": clean.mask, "clean": clean}
         given.update({name: clean(value) for name, value in outputs.items()})
         for name, value in self._fields.items():
             some = value[rows] if field_of(name).dims[0] == "B" else value
             given[name] = clean(some) if is_token_float(name, value) else some
         if self._prox_from_logp:
             given["prox_logp"] = given["logp"].detach()
-        return given, clean
+        return given
 
 
 class LossSum:
@@ -79,11 +79,10 @@ class LossSum:
     Args:
         aggregation: turns each term's tokens into a scalar.
         given: what the parts read, by name.
-        clean: puts zeros outside the mask of these rows.
     """
 
-    def __init__(self, aggregation: Part, given: Mapping[str, Any], clean: ZeroOutside) -> None:
-        self._aggregation, self._given, self._clean = aggregation, given, clean
+    def __init__(self, aggregation: Part, given: Mapping[str, Any]) -> None:
+        self._aggregation, self._given = aggregation, given
         self._losses: list[Tensor] = []
         self._tokens: dict[str, Tensor] = {}
         self._shares: dict[str, Tensor] = {}
@@ -110,7 +109,7 @@ class LossSum:
         """The sum and all metrics, as shares of a mini-batch of ``num_tokens``."""
         total = torch.stack(self._losses).sum()
         shares = {**self._shares, "mean/loss": total.detach()}
-        return total, {**token_shares(self._tokens, self._clean, num_tokens), **shares}
+        return total, {**token_shares(self._tokens, self._given["clean"], num_tokens), **shares}
 
     def _call(self, part: Part) -> TokenLoss:
         result = part(self._given)

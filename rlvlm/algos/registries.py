@@ -8,7 +8,9 @@ Of a registered function, positional parameters name what it reads and keyword-o
 * ``generator``: the seeded ``torch.Generator`` of the Algorithm (losses and regularisers);
 * ``num_tokens``, ``num_sequences``, ``num_prompts``: counts over the whole mini-batch, all ranks and micro-batches
   (aggregations and regularisers);
-* ``token_loss`` [B, L]: the map to be aggregated (aggregations).
+* ``token_loss`` [B, L]: the map to be aggregated (aggregations);
+* ``clean``: the ``ZeroOutside`` of ``loss_mask`` that has put zeros into all fields and outputs that a loss is given: what
+  reads it need not clean them again (losses, regularisers, aggregations).
 """
 
 from __future__ import annotations
@@ -31,11 +33,11 @@ def _before_update() -> set[str]:
 
 
 def _in_loss() -> set[str]:
-    return {*FIELDS, *OUTPUTS, *COUNTS, "generator"}
+    return {*FIELDS, *OUTPUTS, *COUNTS, "generator", "clean"}
 
 
 def _aggregation_reads() -> set[str]:
-    return {*FIELDS, *COUNTS, "token_loss"}
+    return {*FIELDS, *COUNTS, "token_loss", "clean"}
 
 
 ADVANTAGES = Registry(

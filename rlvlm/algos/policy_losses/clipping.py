@@ -104,29 +104,28 @@ def clipped_surrogate(
 
 
 class _Pessimistic(torch.autograd.Function):
-    """``max(-A ρ, -A clip(ρ, low, high))``, at most ``-A dual`` where A < 0; and 1 where it lies above, below ``-A ρ``.
+    """``max(-A ρ, -A clip(ρ, low, high))``, at most ``-A dual`` where A < 0; and where it lies above, below ``-A ρ``.
 
     The slope is -A where the loss is ``-A ρ``, the bounds included, and 0 elsewhere: one comparison and one product, where
-    autograd would compare, halve and select for each of ``clamp``, ``maximum`` and ``minimum``. Comparisons are written
-    as floats, for which a CPU needs a third of the time.
+    autograd would compare, halve and select for each of ``clamp``, ``maximum`` and ``minimum``.
     """
 
     @staticmethod
     def forward(
         ctx: Any, ratio: Tensor, advantages: Tensor, low: float, high: float, dual: float | None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        downhill = -advantages
-        free, loss = downhill * ratio, downhill * ratio.clamp(low, high)
+        fall = -ratio
+        free, loss = advantages * fall, advantages * fall.clamp(-high, -low)
         torch.maximum(loss, free, out=loss)
         bounded = None
         if dual is not None:
-            torch.minimum(loss, downhill.clamp_min(0) * dual, out=loss)
-            bounded = torch.lt(loss, free, out=torch.empty_like(loss))
-        clipped = torch.gt(loss, free, out=torch.empty_like(loss))
+            torch.minimum(loss, advantages.clamp_max(0) * -dual, out=loss)
+            bounded = loss < free
+        clipped = loss > free
         ctx.mark_non_differentiable(*(flag for flag in (clipped, bounded) if flag is not None))
         ctx.set_materialize_grads(False)
         if ctx.needs_input_grad[0]:
-            ctx.save_for_backward(torch.eq(loss, free, out=free).mul_(downhill))
+            ctx.save_for_backward(torch.eq(loss, free, out=free).mul_(advantages))
             ctx.shape = ratio.shape
         return loss, clipped, bounded
 
@@ -134,4 +133,4 @@ class _Pessimistic(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, None, None, None, None]:
         (slope,), upstream = ctx.saved_tensors, gradients[0]
-        return None if upstream is None else (upstream * slope).sum_to_size(ctx.shape), None, None, None, None
+        return None if upstream is None else (upstream * slope).sum_to_size(ctx.shape).neg_(), None, None, None, None

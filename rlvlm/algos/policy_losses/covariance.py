@@ -50,7 +50,7 @@ def clip_cov(
     surrogate = clipped_surrogate(exp_clamped(log_ratio), -log_ratio, advantages, clip_low, clip_high)
     clipped = surrogate.metrics["mean/clip_fraction"]
     covariance = token_covariance(logp, advantages, mask)
-    candidates = mask & (clipped == 0) & (covariance > low) & (covariance < high)
+    candidates = mask & ~clipped & (covariance > low) & (covariance < high)
     drawn = _draw(candidates, mask, share, generator)
     loss = torch.where(drawn, torch.zeros_like(surrogate.loss), surrogate.loss)
     return TokenLoss(loss, {**surrogate.metrics, "mean/covariance_clip_fraction": drawn})

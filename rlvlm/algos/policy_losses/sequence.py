@@ -1,6 +1,7 @@
 """Losses whose ratio belongs to a whole sequence: every micro-batch holds whole sequences, so they are exact under any split.
 
-Arguments are [B, L]; so is the loss. ``loss_mask`` says which tokens make up the sequence.
+Arguments are [B, L]; so is the loss. ``loss_mask`` says which tokens make up the sequence; a caller that hands ``clean`` over
+has put zeros outside of it already.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ def gspo(
     prox_logp: Tensor,
     advantages: Tensor,
     loss_mask: Tensor,
+    clean: ZeroOutside | None = None,
     *,
     clip_low: float = 3e-4,
     clip_high: float = 4e-4,
@@ -46,15 +48,16 @@ def gspo(
     """
     check_token_fields(logp=logp, prox_logp=prox_logp, advantages=advantages, loss_mask=loss_mask)
     mask = as_mask(loss_mask)
-    clean = ZeroOutside(mask)
-    log_ratio = clean(logp - prox_logp)
+    if clean is None:
+        clean = ZeroOutside(mask)
+        logp, prox_logp, advantages = map(clean, (logp, prox_logp, advantages))
+    log_ratio = logp - prox_logp
     mean = log_ratio.sum(-1, keepdim=True) / clean.counts.clamp_min(1)
     approx_kl = -mean.detach()
     if form == "token":
-        own = clean(logp)
-        mean = mean.detach() + own - own.detach()
+        mean = mean.detach() + logp - logp.detach()
     ratio = exp_clamped(mean, _SEQUENCE_LIMIT)
-    return clipped_surrogate(ratio, approx_kl, clean(advantages), clip_low, clip_high, dual_clip)
+    return clipped_surrogate(ratio, approx_kl, advantages, clip_low, clip_high, dual_clip)
 
 
 @register_policy_loss("geo_mean", scope="sequence")
@@ -63,6 +66,7 @@ def geo_mean(
     prox_logp: Tensor,
     advantages: Tensor,
     loss_mask: Tensor,
+    clean: ZeroOutside | None = None,
     *,
     clip_low: float = 0.4,
     clip_high: float = 0.4,
@@ -81,8 +85,9 @@ def geo_mean(
     check_token_fields(logp=logp, prox_logp=prox_logp, advantages=advantages, loss_mask=loss_mask)
     check_positive("geo_mean", clip_low=clip_low, clip_high=clip_high)
     mask = as_mask(loss_mask)
-    clean = ZeroOutside(mask)
-    log_ratio, advantages = clean(logp - prox_logp), clean(advantages)
+    if clean is None:
+        logp, prox_logp, advantages = map(ZeroOutside(mask), (logp, prox_logp, advantages))
+    log_ratio = logp - prox_logp
     sign = advantages.sign()
     bounded = log_ratio.clamp(-clip_low, clip_high)
     pessimistic = sign * torch.minimum(sign * log_ratio, sign * bounded)
