@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rlvlm.data.config import DataConfig
-from rlvlm.data.dialogues import dialogue_turns, encode_dialogue
+from rlvlm.data.dialogues import dialogue_turns
 from rlvlm.data.media import Picture, PictureLimits
 from rlvlm.data.progress import Progress
-from rlvlm.data.prompts import PromptEncoder, PromptFamily, check_length, template_of, to_messages
+from rlvlm.data.prompts import PromptEncoder, PromptFamily, template_of, to_messages
 from rlvlm.data.sources import Source
+from rlvlm.data.supervised import DialogueAssembler
 from rlvlm.errors import DataError
 
 FAULTS_SHOWN = 10
@@ -119,21 +120,24 @@ def _check_row(
 
 
 class _Measure:
-    """A record's length, in tokens with a family and in characters without."""
+    """A record's length, in tokens with a family and in characters without; of a packed bin, that of all its samples."""
 
     def __init__(self, config: DataConfig, source: Source, family: PromptFamily | None, dialogues: bool) -> None:
-        self._config, self._family, self._dialogues = config, family, dialogues
+        self._config, self._dialogues = config, dialogues
         self._template = source.config.template or config.template
         self._encoder = None if family is None else PromptEncoder(family, config.max_prompt_tokens)
+        self._assembler = None if family is None else DialogueAssembler(config, family)
 
     def __call__(self, record: Mapping[str, Any], pictures: list[Picture]) -> int:
+        if self._dialogues and self._assembler is not None:
+            return sum(len(row.dialogue.ids) for row in self._assembler.encode(record, pictures, self._template)[1])
+        if "samples" in record:
+            if not self._dialogues:
+                raise DataError("the row is a packed bin, which supervised stages read; check it with --dialogues.")
+            return sum(len(turn["content"]) for sample in record["samples"] for turn in sample["messages"])
         template = template_of(record, self._template)
         if self._dialogues:
             turns = dialogue_turns(record, template, self._config.system)
-            if self._family is not None:
-                dialogue = encode_dialogue(turns, pictures, self._family)
-                check_length(len(dialogue.ids), self._config.max_prompt_tokens, dialogue.spans)
-                return len(dialogue.ids)
         else:
             turns, _ = to_messages(record, template, self._config.system)
             if self._encoder is not None:

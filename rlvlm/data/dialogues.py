@@ -24,7 +24,7 @@ from rlvlm.data.prompts import (
     to_messages,
     with_parts,
 )
-from rlvlm.data.records import IMAGE
+from rlvlm.data.records import IMAGE, is_text
 from rlvlm.errors import DataError
 
 
@@ -56,6 +56,8 @@ def dialogue_turns(record: Mapping[str, Any], template: Template, system: str | 
     Raises ``DataError`` for a record with neither an assistant's turn nor an answer.
     """
     if record.get("messages") is not None and record["messages"][-1]["role"] == "assistant":
+        if record["messages"][0]["role"] == "assistant":
+            raise DataError("the dialogue begins with an assistant's turn, which answers nothing.")
         turns = place_pictures([dict(turn) for turn in record["messages"]], len(record.get("images", ())))
         head = system if system is not None else template.system
         return turns if head is None or turns[0]["role"] == "system" else [{"role": "system", "content": head}, *turns]
@@ -66,6 +68,8 @@ def dialogue_turns(record: Mapping[str, Any], template: Template, system: str | 
         raise DataError(
             "the record holds nothing to learn from: neither an assistant's turn nor a 'response' or 'answer'."
         )
+    if not is_text(str(answer)):
+        raise DataError(f"the answer {str(answer)[:40]!r} is no valid text; it is a string of Unicode.")
     turns, _ = to_messages(record, template, system)
     return [*turns, {"role": "assistant", "content": str(answer)}]
 

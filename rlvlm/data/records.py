@@ -91,24 +91,47 @@ def _check(record: dict[str, Any], origin: str) -> None:
         raise DataError(
             f"{origin}: the row holds videos or audio, which are not read; leave such rows out with 'where'."
         )
-    if "samples" in record:  # a packed bin, whose samples are checked as they are read
-        record["images"] = picture_list(record.get("images"))
-        return
-    if not isinstance(record.get("problem"), str) and not _is_messages(record.get("messages")):
+    record["images"] = picture_list(record.get("images"))
+    if "samples" in record:
+        _check_samples(record["samples"], origin)
+    elif record.get("messages") is not None:
+        _check_messages(record["messages"], origin)
+    elif not isinstance(record.get("problem"), str):
         raise DataError(
             f"{origin}: a record needs 'problem' (text) or 'messages' (a list of role and content), "
             f"got the columns {sorted(map(str, record))}."
         )
-    texts = [turn["content"] for turn in record.get("messages") or ()]
-    for text in [*texts, record["problem"]] if record.get("problem") is not None else texts:
-        if not _is_text(text):
-            raise DataError(
-                f"{origin}: {str(text)[:40]!r} is no valid text; problem and contents are strings of Unicode."
-            )
-    record["images"] = picture_list(record.get("images"))
+    if record.get("problem") is not None:
+        _check_text(record["problem"], origin)
 
 
-def _is_text(value: Any) -> bool:
+def _check_samples(samples: Any, origin: str) -> None:
+    """The samples of a packed bin: messages, and whole numbers of pictures and tokens."""
+    if not isinstance(samples, Sequence) or not samples or not all(isinstance(sample, Mapping) for sample in samples):
+        raise DataError(f"{origin}: 'samples' of a packed bin is a list of samples, got {str(samples)[:40]}.")
+    for number, sample in enumerate(samples):
+        for name in ("pictures", "tokens"):
+            if not isinstance(sample.get(name), int) or sample[name] < 0:
+                raise DataError(
+                    f"{origin}: sample {number} of the bin needs '{name}', a number, got {sample.get(name)!r}."
+                )
+        _check_messages(sample.get("messages"), f"{origin}, sample {number}")
+
+
+def _check_messages(messages: Any, origin: str) -> None:
+    if not _is_messages(messages):
+        raise DataError(f"{origin}: 'messages' is a list of role and content, got {str(messages)[:40]}.")
+    for turn in messages:
+        _check_text(turn["content"], origin)
+
+
+def _check_text(text: Any, origin: str) -> None:
+    if not is_text(text):
+        raise DataError(f"{origin}: {str(text)[:40]!r} is no valid text; problem and contents are strings of Unicode.")
+
+
+def is_text(value: Any) -> bool:
+    """Whether this is a string that a tokenizer takes."""
     if not isinstance(value, str):
         return False
     try:
@@ -192,5 +215,5 @@ def _is_messages(value: Any) -> bool:
         isinstance(value, Sequence)
         and not isinstance(value, str)
         and len(value) > 0
-        and all(isinstance(message, Mapping) and "role" in message and "content" in message for message in value)
+        and all(isinstance(turn, Mapping) and is_text(turn.get("role")) and "content" in turn for turn in value)
     )

@@ -80,6 +80,10 @@ def test_turns_of_each_kind_of_record() -> None:
     for record in ({"problem": "q"}, {"problem": "q", "answer": []}, {"messages": TURNS[:1], "images": [1]}):
         with pytest.raises(DataError, match="nothing to learn from"):
             dialogue_turns(record, TEMPLATES["as_is"])
+    with pytest.raises(DataError, match="begins with an assistant's turn"):
+        dialogue_turns({"messages": TURNS[1:], "images": [1]}, TEMPLATES["as_is"])
+    with pytest.raises(DataError, match="no valid text"):
+        dialogue_turns({"problem": "q", "answer": "\ud800"}, TEMPLATES["as_is"])
 
 
 def test_rows_of_a_batch_are_right_padded_and_later_pictures_have_their_places(tmp_path: Path) -> None:

@@ -300,6 +300,13 @@ def test_the_command_packs_in_steps_or_at_once(tmp_path: Path, capsys: pytest.Ca
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
     assert main([*call, "--out", str(tmp_path / "c"), "--step", "bins"]) == 1
     assert "run the lengths step first" in capsys.readouterr().err
+    look = ["data", "check", f"{tmp_path}/a/shards/*.tar", "--model", str(tmp_path / "model")]
+    assert main([*look, "--dialogues", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["formats"], found["rows"]) == ({"packed": report["bins"]["bins"]}, report["bins"]["bins"])
+    assert found["tokens"]["max"] <= 120
+    assert main(look) == 1
+    assert "check it with --dialogues" in capsys.readouterr().out
     with tarfile.open(tmp_path / "a" / "shards" / "shard-000000.tar") as tar:
         assert all(entry.mtime == 0 for entry in tar)
 
