@@ -11,7 +11,7 @@ from typing import Any
 
 from rlvlm.errors import DataError
 
-_READ = 1 << 16  # bytes of a file's beginning and end that its fingerprint looks at
+_READ = 1 << 14  # bytes of a file's beginning and end that its fingerprint looks at
 
 
 class Job:
