@@ -114,6 +114,7 @@ def _draw_long_tail(before: NDArray[np.int64], after: NDArray[np.int64], path: P
     for counts, label in ((before, f"before (Gini {gini(before):.3f})"), (after, f"after (Gini {gini(after):.3f})")):
         axes.plot(np.arange(1, len(counts) + 1), np.sort(counts)[::-1], label=label)
     axes.set(xscale="log", yscale="symlog", xlabel="concept, most frequent first", ylabel="pictures")
+    axes.set_ylim(0, 1.5 * max(before.max(initial=1), after.max(initial=1)))
     axes.legend(frameon=False)
     figure.savefig(path, format="png", metadata={"Software": None})
 
