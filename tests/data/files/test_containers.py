@@ -9,6 +9,7 @@ import os
 import pickle
 import random
 import tarfile
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 import webdataset
 
-from rlvlm.data.files import folders, parquet, tars
+from rlvlm.data.files import folders, parquet, tar_index, tars
 from rlvlm.errors import DataError
 from tests.data.helpers import png
 
@@ -110,7 +111,7 @@ def test_members_of_a_tar_with_one_base_name_are_one_row(tmp_path: Path, format:
     assert rows[0]["images"] == [png((2, 2)), png((10, 10))], "img2 before img10"
     assert rows[1]["__key__"].endswith("folder/0001")
     with tarfile.open(tmp_path / "a.tar") as tar:
-        assert [name for name, _, _ in tars.tar_members(str(tmp_path / "a.tar"))] == tar.getnames()
+        assert [name for name, _, _ in tar_index.tar_members(str(tmp_path / "a.tar"))] == tar.getnames()
 
 
 def test_tars_of_the_webdataset_library_with_captions(tmp_path: Path) -> None:
@@ -129,6 +130,60 @@ def test_pictures_of_several_kinds_keep_their_numbers_order(tmp_path: Path) -> N
             tar.addfile(entry, io.BytesIO(name.encode()))
     (row,) = tars.webdataset(str(tmp_path / "a.tar"))
     assert row["images"] == [name.encode() for name in ["jpg", *names[:-1]]]
+
+
+def test_rows_whose_members_lie_apart_are_put_together(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "a.tar", "w") as tar:
+        for name in (
+            "d/b.png",
+            "d/a.png",
+            ".hidden.json",
+            "d/b.json",
+            "plain",
+            "d/a.json",
+            "d/b.2.png",
+            "d/.x",
+            "c.json",
+        ):
+            content = json.dumps({"of": name}).encode() if name.endswith("json") else name.encode()
+            entry = tarfile.TarInfo(name)
+            entry.size = len(content)
+            tar.addfile(entry, io.BytesIO(content))
+    rows = tars.webdataset(str(tmp_path / "a.tar"))
+    assert [row["__key__"] for row in rows] == ["d/b", "d/a", "plain", "c"]
+    assert [row.get("of") for row in rows] == ["d/b.json", "d/a.json", None, "c.json"]
+    assert rows[0]["images"] == [b"d/b.png", b"d/b.2.png"]
+    assert pickle.loads(pickle.dumps(rows))[1] == rows[1]
+    with pytest.raises(IndexError):
+        rows[4]
+
+
+@pytest.mark.parametrize("size", [10, 5_000, 40_000, 300_000])
+def test_members_of_any_size_are_found(tmp_path: Path, size: int) -> None:
+    rng = random.Random(size)
+    with tarfile.open(tmp_path / "a.tar", "w") as tar:
+        for number in range(80):
+            entry = tarfile.TarInfo(f"{number:03d}.png")
+            entry.size = rng.randint(0, size) if number % 7 else 3
+            tar.addfile(entry, io.BytesIO(bytes([number]) * entry.size))
+    with tarfile.open(tmp_path / "a.tar") as tar:
+        expected = [(entry.name, entry.offset_data, entry.size) for entry in tar]
+    assert list(tar_index.tar_members(str(tmp_path / "a.tar"))) == expected
+
+
+def test_the_index_of_a_large_tar_takes_little_memory(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "a.tar", "w") as tar:
+        for number in range(5000):
+            for kind in ("png", "json"):
+                entry = tarfile.TarInfo(f"{number:09d}.{kind}")
+                entry.size = 2
+                tar.addfile(entry, io.BytesIO(b"{}"))
+    tracemalloc.start()
+    rows = tars.webdataset(str(tmp_path / "a.tar"))
+    kept, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert (len(rows), rows[4321]["__key__"]) == (5000, "000004321")
+    assert kept < 150 * 5000
 
 
 def test_broken_tars_say_what_is_wrong(tmp_path: Path) -> None:
