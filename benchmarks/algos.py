@@ -2,24 +2,26 @@
 
 Both sides run in one process in turns, on the same tensors, each with the mask it is used to (ours bool, theirs float). Losses are
 timed forward and backward, from log-probs to the gradient with respect to them, metrics included: on our side
-``Algorithm.loss``. Of each side the fastest turn counts. Memory is what a process of its own reaches above its inputs.
-TRL's advantages are statements in the middle of a method; they are cut out of it and run as they are.
+``Algorithm.loss``. A turn is one call, or as many as take a tenth of a second; of each side the fastest turn counts. Memory is
+the most that one call holds above what was there before it, as the kernel counts it (on Linux). TRL's advantages are
+statements in the middle of a method; they are cut out of it and run as they are.
 """
 
 from __future__ import annotations
 
 import ast
+import ctypes
 import gc
 import inspect
 import json
 import math
-import resource
 import subprocess
 import sys
 import textwrap
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -35,6 +37,7 @@ from rlvlm.batch import Batch
 ROWS, LENGTH = 512, 8192
 GROUPS, SAMPLES, ANSWER = 512, 16, 256
 THREADS = 2
+TURNS = 8
 
 Run = Callable[[], Any]
 
@@ -222,7 +225,7 @@ def trl_loss(x: dict[str, Tensor], loss_type: str, level: str, corrected: bool =
 
 def sides(name: str) -> dict[str, Run]:
     """The sides of one comparison by name, ours first."""
-    clips = {"clip_ratio_low": 0.2, "clip_ratio_high": 0.28}
+    clips: dict[str, Any] = {"clip_ratio_low": 0.2, "clip_ratio_high": 0.28}
     if name.startswith("gae"):
         x = token_tensors(holes=name == "gae_holes")
         return {"ours": our_advantage({"name": "gae", "gamma": 0.99, "lam": 0.95}, x, x["mask"]), "verl": verl_gae(x)}
@@ -235,7 +238,7 @@ def sides(name: str) -> dict[str, Run]:
         }
     if name in ("grpo_one_column", "rloo_one_column"):  # TRL's advantages are not spread over tokens
         x, short = group_tensors(), name.partition("_")[0]
-        return {"ours": our_advantage(short, x, x["mask"][:, :1]), "trl": trl_group(short, x)}
+        return {"ours": our_advantage(short, x, x["mask"][:, :1].contiguous()), "trl": trl_group(short, x)}
     x = token_tensors(holes=False)
     if name == "gspo":
         node = {"name": "gspo", "clip_low": 0.2, "clip_high": 0.28}
@@ -257,34 +260,46 @@ NAMES = ("gae", "gae_holes", "grpo", "rloo", "grpo_one_column", "rloo_one_column
 def compare(name: str) -> dict[str, float]:
     """Prints a row for each side; returns seconds by side."""
     runs = sides(name)
-    slow = name.startswith(("gae", "gspo", "decoupled"))
+    calls = {side: calls_of_a_turn(run) for side, run in runs.items()}
     fastest = dict.fromkeys(runs, math.inf)
-    for _ in range(5 if slow else 20):
+    for _ in range(TURNS):
         for side, run in runs.items():
-            gc.collect()
-            start = time.perf_counter()
-            run()
-            fastest[side] = min(fastest[side], time.perf_counter() - start)
+            fastest[side] = min(fastest[side], seconds_of(run, calls[side]))
     for side, seconds in fastest.items():
         ratio = "" if side == "ours" else f"{seconds / fastest['ours']:9.1f}x"
-        print(f"{name:<16} {side:<16} {seconds * 1e3:10.2f} {peak_apart(name, side):10.0f} {ratio}", flush=True)
+        print(f"{name:<16} {side:<16} {seconds * 1e3:10.2f} {peak(runs[side]):10.1f} {ratio}", flush=True)
     return fastest
 
 
-def peak(name: str, side: str) -> float:
-    """MiB that one run reaches above what was there before; for a process of its own."""
-    run = sides(name)[side]
+def seconds_of(run: Run, calls: int) -> float:
+    """Mean seconds of a call."""
     gc.collect()
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    start = time.perf_counter()
+    for _ in range(calls):
+        run()
+    return (time.perf_counter() - start) / calls
+
+
+def calls_of_a_turn(run: Run) -> int:
+    """How many calls take a tenth of a second; the first call, which loads code, is not counted."""
     run()
-    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    return math.ceil(0.1 / seconds_of(run, 1))
 
 
-def peak_apart(name: str, side: str) -> float:
-    """:func:`peak` in a new process."""
-    command = [sys.executable, "-m", "benchmarks.algos", "--peak", name, side]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    return float(done.stdout.splitlines()[-1])
+def peak(run: Run) -> float:
+    """MiB that one call reaches above what is there before it."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)  # else memory that an earlier call gave back would be taken again unseen
+    Path("/proc/self/clear_refs").write_text("5")  # sets the highest mark back to what is there now
+    before = resident("VmRSS")
+    run()
+    return resident("VmHWM") - before
+
+
+def resident(mark: str) -> float:
+    """One of the kernel's counts of this process's memory, in MiB."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(mark)) / 1024
 
 
 def main() -> int:
@@ -293,9 +308,6 @@ def main() -> int:
     if not arguments:
         return subprocess.run([str(peer_python()), "-m", "benchmarks.algos", "--inside"]).returncode
     torch.set_num_threads(THREADS)
-    if arguments[0] == "--peak":
-        print(peak(*arguments[1:]))
-        return 0
     print(f"{'what':<16} {'side':<16} {'ms':>10} {'peak MiB':>10} {'theirs / ours':>10}")
     seconds = {name: compare(name) for name in arguments[1:] or NAMES}
     ratios = {}

@@ -116,8 +116,8 @@ class _KeepBits(torch.autograd.Function):
 
 
 def row_counts(mask: Tensor) -> Tensor:
-    """Number of tokens of each row of a bool mask, [B, 1] int32."""
-    return mask.view(torch.int8).sum(-1, keepdim=True, dtype=torch.int32)
+    """Number of tokens of each row of a bool mask, [B, 1]."""
+    return mask.count_nonzero(-1).unsqueeze(-1)
 
 
 def masked_sum(values: Tensor, mask: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
@@ -161,8 +161,8 @@ def whiten(values: Tensor, mask: Tensor, *, eps: float = 1e-8, out: Tensor | Non
     centre, scale = mean.to(values.dtype), (variance + eps).rsqrt().to(values.dtype)
     out = torch.empty_like(values) if out is None else out
     for rows in row_blocks(values):
-        normal = (values[rows] - centre).mul_(scale)
-        keep_bits(normal, mask_bits(mask[rows], values.dtype), out=out[rows])
+        normal = torch.sub(values[rows], centre, out=out[rows]).mul_(scale)
+        keep_bits(normal, mask_bits(mask[rows], values.dtype), out=normal)
     return out
 
 
@@ -174,9 +174,9 @@ def _moments(values: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     moments = []
     for rows in row_blocks(values):
         bits = mask_bits(mask[rows], values.dtype)
-        valid, count = keep_bits(values[rows], bits), mask[rows].sum()
+        valid, count = keep_bits(values[rows], bits), mask[rows].count_nonzero()
         mean = valid.sum() / count.clamp_min(1)
-        deviation = keep_bits(valid.sub_(mean), bits).flatten()
+        deviation = keep_bits(valid.sub_(mean), bits, out=valid).flatten()
         correction = wide(deviation.sum()) / count.clamp_min(1)
         square = wide(torch.dot(deviation, deviation)) - count * correction.square()
         moments.append(torch.stack([wide(count), wide(mean) + correction, square]))

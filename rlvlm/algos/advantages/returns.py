@@ -48,8 +48,9 @@ def gae(
     for rows in row_blocks(values):
         reward, value, bits = token_rewards[rows], values[rows], mask_bits(mask[rows], values.dtype)
         # With Z = (1 - λ) V + λ R the recursion closes: R_t = r_t + γ Z_next and Z_t = (1 - λ) V_t + λ r_t + γλ Z_next.
-        mixed = keep_bits(torch.lerp(value, reward, lam), bits)
-        target = torch.add(reward, scan.after(mixed, mask[rows]), alpha=gamma)
+        mixed = torch.lerp(value, reward, lam)
+        keep_bits(mixed, bits, out=mixed)
+        target = scan.after(mixed, mask[rows]).mul_(gamma).add_(reward)
         keep_bits(target, bits, out=returns[rows])
         keep_bits(target.sub_(value), bits, out=advantages[rows])
     return AdvantageEstimate(whiten(advantages, mask, out=advantages) if whiten_tokens else advantages, returns)

@@ -76,8 +76,7 @@ def _level(decay: float, like: Tensor) -> _Level:
 
 def _has_gaps(mask: Tensor) -> bool:
     """True if any row's policy tokens come in more than one run."""
-    bits = mask.view(torch.int8)
-    starts = (bits[:, 1:] & ~bits[:, :-1]).sum(-1, dtype=torch.int32) + bits[:, :1].sum(-1)
+    starts = (mask[:, 1:] > mask[:, :-1]).count_nonzero(-1) + mask[:, :1].sum(-1)
     return bool((starts > 1).any())
 
 
