@@ -6,15 +6,33 @@ Every message is one sentence that says what happened, what was expected and got
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 class RlvlmError(Exception):
     """Base of every error that the library raises on purpose."""
 
+    @property
+    def problems(self) -> list[str]:
+        """What is wrong, a sentence for each problem."""
+        return [str(self)]
+
 
 class ConfigError(RlvlmError, ValueError):
     """A setting, a name or an option is wrong; found before any work is done."""
+
+
+class SettingsError(ConfigError):
+    """Everything that is wrong with some settings: one sentence for each problem, one to a line."""
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        self._problems = list(dict.fromkeys(problems))
+        super().__init__("\n".join(self._problems))
+
+    @property
+    def problems(self) -> list[str]:
+        """The sentences."""
+        return self._problems
 
 
 class RegistryError(ConfigError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -52,8 +53,8 @@ def build_weighted(registry: Registry, key: str, node: Any, where: str, default:
     weight = options.pop("weight", default)
     if weight is None:
         raise ConfigError(f"'{where}.{key}' has no weight; give '{where}.{key}.weight' a number.")
-    if not isinstance(weight, (int, float)) or isinstance(weight, bool):
-        raise ConfigError(f"'{where}.{key}.weight' is a number, got {weight!r}.")
+    if not isinstance(weight, (int, float)) or isinstance(weight, bool) or not math.isfinite(weight):
+        raise ConfigError(f"'{where}.{key}.weight' is a finite number, got {weight!r}.")
     controller = CONTROLLERS.build(options.pop("controller", None) or "fixed")
     return Weighted(key, registry.build({"name": key, **options}), float(weight), controller)
 

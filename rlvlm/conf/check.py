@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rlvlm.conf.problems import RecipeError
 from rlvlm.conf.recipes import find_recipe, to_tree, tree_problems
 from rlvlm.conf.schema import Recipe
 from rlvlm.conf.stages import build_stages
@@ -19,6 +18,7 @@ from rlvlm.data.config import SourceConfig
 from rlvlm.errors import RlvlmError, nearest
 from rlvlm.pipelines.config import Stage
 from rlvlm.registry import Registry, load_plugins
+from rlvlm.rewards.config import RewardConfig
 
 
 @dataclass
@@ -32,10 +32,8 @@ class Findings:
         """Calls ``work``; an error of ours becomes a problem and the result ``None``."""
         try:
             return work(*given)
-        except RecipeError as error:
-            self.problems += error.problems
         except RlvlmError as error:
-            self.problems.append(str(error))
+            self.problems += error.problems
         return None
 
     def attempt_all(self, nodes: Iterable[Any], work: Callable[[Any], Any]) -> bool:
@@ -179,7 +177,7 @@ def _check_rewards(stage: Stage, found: Findings) -> None:
             node = {
                 key: value for key, value in node.items() if key != "gate"
             }  # gates are checked with all rules at hand
-        build_rules(dataclasses.replace(stage.reward, rules={label: node}))
+        build_rules(RewardConfig(rules={label: node}))
 
     if found.attempt_all(stage.reward.rules.items(), alone):
         found.attempt(build_rules, stage.reward)

@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from rlvlm.errors import ConfigError
+from rlvlm.errors import SettingsError
 
 
-class RecipeError(ConfigError):
+class RecipeError(SettingsError):
     """What is wrong with a recipe: one sentence for each problem, one to a line."""
-
-    def __init__(self, problems: Sequence[str]) -> None:
-        self.problems = list(dict.fromkeys(problems))
-        super().__init__("\n".join(self.problems))

@@ -114,7 +114,7 @@ def build(cls: type, tree: Mapping[str, Any], problems: list[str], path: str = "
     try:
         return cls(**values)
     except RlvlmError as error:
-        problems.append(str(error))
+        problems += error.problems
         refused: Any = object.__new__(cls)  # its own checks are passed over: whatever else is wrong shows too
         refused.__dict__.update({**vars(cls()), **values})
         return refused

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from rlvlm.errors import ConfigError, nearest
+from rlvlm.ranges import above, at_least, check_ranges, one_of
 
 
 @dataclass
@@ -54,18 +55,18 @@ class DataConfig:
     cache_mb: int = 256
 
     def __post_init__(self) -> None:
-        _one_of("data.over_long", self.over_long, ("drop", "raise"))
-        _one_of("data.on_bad_row", self.on_bad_row, ("stop", "skip"))
-        for name, least in (("prompts_per_step", 1), ("prefetch", 0), ("cache_mb", 0), ("max_decode_pixels", 1)):
-            if getattr(self, name) < least:
-                raise ConfigError(f"data.{name} is at least {least}, got {getattr(self, name)}.")
-        for name in ("min_pixels", "max_pixels", "max_prompt_tokens"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"data.{name} is a positive number or null, got {value}.")
-        if self.min_pixels and self.max_pixels and self.min_pixels > self.max_pixels:
+        check_ranges(
+            "data",
+            self,
+            one_of(("drop", "raise"), "over_long"),
+            one_of(("stop", "skip"), "on_bad_row"),
+            at_least(1, "prompts_per_step", "max_decode_pixels", "min_pixels", "max_pixels", "max_prompt_tokens"),
+            at_least(0, "prefetch", "cache_mb"),
+        )
+        least, most = self.min_pixels, self.max_pixels
+        if isinstance(least, int) and isinstance(most, int) and least > most:
             raise ConfigError(
-                f"data.min_pixels ({self.min_pixels}) is above data.max_pixels ({self.max_pixels}); lower the one or raise the other."
+                f"data.min_pixels ({least}) is above data.max_pixels ({most}); lower the one or raise the other."
             )
         for split in ("train", "eval"):
             read_sources(getattr(self, split), f"data.{split}")
@@ -129,19 +130,9 @@ def _read_source(node: Any, key: str) -> SourceConfig:
     source = SourceConfig(**given, options=options)
     if source.path is None and source.name is None:
         raise ConfigError(f"{key} has a source with neither 'path' nor 'name': {dict(node)}{nearest('path', node)}.")
-    if source.weight is not None and source.weight <= 0:
-        raise ConfigError(
-            f"{key} has a source of weight {source.weight}; a weight is above 0 (leave the source out instead)."
-        )
-    if source.limit is not None and source.limit < 1:
-        raise ConfigError(f"{key} has a source with limit {source.limit}; a limit is at least 1.")
+    check_ranges(f"{key} '{source.path or source.name}'", source, above(0, "weight"), at_least(1, "limit"))
     return source
 
 
 def _looks_like_path(text: str) -> bool:
     return any(mark in text for mark in "/\\.@")
-
-
-def _one_of(key: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise ConfigError(f"{key} is one of {', '.join(choices)}, got {value!r}{nearest(str(value), choices)}.")

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rlvlm.errors import ConfigError, nearest
+from rlvlm.ranges import at_least, check_ranges, finite, one_of
 
 DTYPES = ("float32", "bfloat16", "float16")
 LAYOUTS = ("auto", "shared", "packed", "padded")
@@ -30,12 +31,10 @@ class LoraConfig:
     targets: list[str] | None = None
 
     def __post_init__(self) -> None:
-        if self.rank < 1:
-            raise ConfigError(
-                f"model.lora.rank is at least 1, got {self.rank}; set model.lora to null for no adapters."
-            )
+        check_ranges("model.lora", self, at_least(1, "rank"), finite("alpha"))
         for part in self.parts:
-            _check_choice("model.lora.parts", part, PARTS)
+            if part not in PARTS:
+                raise ConfigError(f"model.lora.parts are {', '.join(PARTS)}, got {part!r}{nearest(part, PARTS)}.")
 
 
 @dataclass
@@ -67,14 +66,8 @@ class ModelConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        _check_choice("model.dtype", self.dtype, DTYPES)
-        _check_choice("model.layout", self.layout, LAYOUTS)
-        if self.head_chunk < 1:
-            raise ConfigError(f"model.head_chunk is at least 1, got {self.head_chunk}.")
+        check_ranges(
+            "model", self, one_of(DTYPES, "dtype"), one_of(LAYOUTS, "layout"), at_least(1, "head_chunk"), finite("seed")
+        )
         if not self.trainable:
             raise ConfigError("model.trainable names no parameters; give parts, patterns, or ['*'] for all.")
-
-
-def _check_choice(key: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise ConfigError(f"{key} is one of {', '.join(choices)}, got {value!r}{nearest(str(value), choices)}.")

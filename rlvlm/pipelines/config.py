@@ -8,8 +8,11 @@ from typing import Any
 from rlvlm.algorithm_config import AlgorithmConfig
 from rlvlm.data.config import DataConfig
 from rlvlm.models.config import ModelConfig
+from rlvlm.ranges import at_least, check_ranges, finite, one_of
 from rlvlm.rewards.config import RewardConfig
 from rlvlm.roles.config import ActorConfig, RolloutConfig
+
+RESUME = ("auto", "never")
 
 
 @dataclass
@@ -27,6 +30,15 @@ class GatesConfig:
     vision_every: int = 10
     vision_rows: int = 8
     vision_patience: int = 3
+
+    def __post_init__(self) -> None:
+        check_ranges(
+            "run.gates",
+            self,
+            finite("parity_limit"),
+            at_least(0, "vision_every"),
+            at_least(1, "vision_rows", "vision_patience"),
+        )
 
 
 @dataclass
@@ -68,6 +80,16 @@ class RunConfig:
     trackers: list[Any] = field(default_factory=lambda: ["jsonl", "tensorboard"])
     sample_rows: int = 12
     gates: GatesConfig = field(default_factory=GatesConfig)
+
+    def __post_init__(self) -> None:
+        check_ranges(
+            "run",
+            self,
+            at_least(0, "steps", "eval_every", "eval_prompts", "save_every", "sample_rows"),
+            at_least(1, "eval_batch", "keep", "threads"),
+            finite("stop_at"),
+            one_of(RESUME, "resume"),
+        )
 
 
 @dataclass

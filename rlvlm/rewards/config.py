@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlvlm.errors import ConfigError, nearest
+from rlvlm.errors import ConfigError
+from rlvlm.ranges import above, at_least, between, check_ranges, finite, one_of
 
 UNMARKED = ("none", "bare", "text")
 
@@ -45,17 +46,13 @@ class RewardConfig:
             raise ConfigError(
                 f"reward.rules is a mapping of rule names to weights, such as {{math: 0.9, format: 0.1}}, got {self.rules!r}."
             )
-        if self.unmarked not in UNMARKED:
-            raise ConfigError(
-                f"reward.unmarked is one of {', '.join(UNMARKED)}, got {self.unmarked!r}{nearest(str(self.unmarked), UNMARKED)}."
-            )
-        if not 0.0 <= self.max_error_rate <= 1.0:
-            raise ConfigError(f"reward.max_error_rate is a share from 0 to 1, got {self.max_error_rate}.")
-        if self.timeout <= 0:
-            raise ConfigError(f"reward.timeout is a positive number of seconds, got {self.timeout}.")
-        if self.workers is not None and self.workers < 1:
-            raise ConfigError(f"reward.workers is at least 1 or null, got {self.workers}.")
-        if self.memory_mb < 256:
-            raise ConfigError(
-                f"reward.memory_mb is at least 256 (Python and sympy take about 120), got {self.memory_mb}."
-            )
+        check_ranges(
+            "reward",
+            self,
+            finite("scale", "bias"),
+            between(0, 1, "max_error_rate"),
+            above(0, "timeout"),
+            at_least(1, "workers"),
+            at_least(256, "memory_mb"),  # Python and sympy take about 120
+            one_of(UNMARKED, "unmarked"),
+        )

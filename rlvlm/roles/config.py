@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from rlvlm.engines.train.config import OptimizerConfig
+from rlvlm.ranges import at_least, check_ranges
 
 
 @dataclass
@@ -24,6 +25,9 @@ class ActorConfig:
     token_budget: int = 16384
     shuffle: bool = True
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+
+    def __post_init__(self) -> None:
+        check_ranges("actor", self, at_least(1, "epochs", "mini_batches", "token_budget"))
 
 
 @dataclass

@@ -25,7 +25,8 @@ def test_a_controller_moves_the_weight() -> None:
     ("node", "message"),
     [
         ({}, "'here.entropy' has no weight; give 'here.entropy.weight' a number"),
-        ({"weight": True}, "'here.entropy.weight' is a number, got True"),
+        ({"weight": True}, "'here.entropy.weight' is a finite number, got True"),
+        (float("nan"), "'here.entropy.weight' is a finite number, got nan"),
         ([0.1], r"'here.entropy' is a weight or a mapping with 'weight', got \[0.1\]"),
         ({"weight": 0.1, "controller": "adaptiv"}, r"no controller called 'adaptiv' \(did you mean 'adaptive'\?\)"),
         ({"weight": 0.1, "power": 2}, "regularizer 'entropy' has no option 'power'"),

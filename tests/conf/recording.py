@@ -6,7 +6,7 @@ import dataclasses
 import sys
 from typing import Any
 
-_NO_READERS = ("dataclasses", "copy", "rlvlm.conf", "tests.conf")
+_NO_READERS = ("dataclasses", "copy", "rlvlm.conf", "rlvlm.ranges", "tests.conf")
 """Modules that go through every field whatever it means: copying, comparing, checking and writing out is no reading."""
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from rlvlm.ranges import Range, above, at_least, between, check_ranges
+
 
 @dataclass
 class OptimizerGroup:
@@ -47,3 +49,17 @@ class OptimizerConfig:
     min_lr_ratio: float = 0.0
     max_grad_norm: float | None = 1.0
     groups: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_ranges(
+            "actor.optimizer",
+            self,
+            at_least(0, "lr", "weight_decay", "warmup_steps"),
+            above(0, "eps", "max_grad_norm"),
+            between(0, 1, "min_lr_ratio"),
+            Range(("betas",), _are_decay_rates, "two numbers from 0 to below 1"),
+        )
+
+
+def _are_decay_rates(values: Any) -> bool:
+    return len(values) == 2 and all(isinstance(value, (int, float)) and 0 <= value < 1 for value in values)

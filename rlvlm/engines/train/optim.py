@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from rlvlm.engines.train.config import OptimizerConfig, OptimizerGroup
-from rlvlm.errors import ConfigError, nearest
+from rlvlm.errors import ConfigError, SettingsError, nearest
+from rlvlm.ranges import above, at_least, check_ranges
 
 SCHEDULES: dict[str, Callable[[float], float]] = {
     "constant": lambda done: 1.0,
@@ -36,21 +37,38 @@ class ParameterGroup:
 
 
 def check_optimizer(config: OptimizerConfig) -> dict[str, OptimizerGroup]:
-    """The groups of a config as dataclasses; a wrong schedule, key or pattern raises ``ConfigError``."""
+    """The groups of a config as dataclasses.
+
+    Raises ``SettingsError`` for wrong schedules, patterns and keys, and for values out of their range: all at once.
+    """
+    groups: dict[str, OptimizerGroup] = {}
+    problems: list[str] = []
     if config.schedule not in SCHEDULES:
-        raise ConfigError(f"actor.optimizer.schedule is '{config.schedule}'{nearest(config.schedule, SCHEDULES)}.")
-    known = [item.name for item in dataclasses.fields(OptimizerGroup)]
-    groups = {}
+        problems.append(f"actor.optimizer.schedule is '{config.schedule}'{nearest(config.schedule, SCHEDULES)}.")
     for pattern, values in config.groups.items():
-        for key in values:
-            if key not in known:
-                raise ConfigError(f"actor.optimizer.groups.{pattern} has no key '{key}'{nearest(key, known)}.")
         try:
-            re.compile(pattern)
-        except re.error as error:
-            raise ConfigError(f"actor.optimizer.groups has '{pattern}', no regular expression: {error}.") from error
-        groups[pattern] = OptimizerGroup(**values)
+            groups[pattern] = _read_group(pattern, values)
+        except ConfigError as error:
+            problems += error.problems
+    if problems:
+        raise SettingsError(problems)
     return groups
+
+
+def _read_group(pattern: str, values: Any) -> OptimizerGroup:
+    path, known = f"actor.optimizer.groups.{pattern}", [item.name for item in dataclasses.fields(OptimizerGroup)]
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ConfigError(f"actor.optimizer.groups has '{pattern}', no regular expression: {error}.") from error
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"{path} is a mapping of {', '.join(known)}, got {values!r}.")
+    wrong = [key for key in values if key not in known]
+    if wrong:
+        raise SettingsError([f"{path} has no key '{key}'{nearest(key, known)}." for key in wrong])
+    group = OptimizerGroup(**values)
+    check_ranges(path, group, at_least(0, "lr", "weight_decay"), above(0, "max_grad_norm"))
+    return group
 
 
 def group_parameters(
