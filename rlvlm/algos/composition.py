@@ -211,9 +211,17 @@ def _check_together(composition: Composition) -> None:
 
 def _try_options(part: Part) -> None:
     """Calls one of the library's own functions on a single token: it raises ``ConfigError`` for an option out of range."""
-    ours = part.entry.is_own and not part.entry.is_class
-    if ours and "scores_by_rule" not in (*part.needs, *part.optional):  # their options name the rules of the run
-        part({name: _one_token(name) for name in part.needs})
+    if part.entry.is_own and not part.entry.is_class:
+        given = {name: _one_token(name) for name in part.needs if name != "scores_by_rule"}
+        if "scores_by_rule" in (*part.needs, *part.optional):
+            given["scores_by_rule"] = {rule: torch.zeros(1) for rule in (*_words(part.options), "any rule")}
+        part(given)
+
+
+def _words(options: Mapping[str, Any]) -> list[str]:
+    """What the options name, among it the reward rules of the run; those are checked when there are scores."""
+    values = [*options.values(), *(key for value in options.values() if isinstance(value, Mapping) for key in value)]
+    return [value for value in values if isinstance(value, str)]
 
 
 def _one_token(name: str) -> Any:

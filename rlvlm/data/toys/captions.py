@@ -8,6 +8,7 @@ from typing import Any
 from rlvlm.data.sources import register_source
 from rlvlm.data.toys.answers import stream
 from rlvlm.data.toys.shapes import COLOURS, draw_shapes
+from rlvlm.ranges import at_least, check_ranges
 
 
 class CaptionRecords(Sequence[Mapping[str, Any]]):
@@ -21,6 +22,7 @@ class CaptionRecords(Sequence[Mapping[str, Any]]):
 
     def __init__(self, size: int, seed: int, split: str) -> None:
         self.size, self.seed, self.split = size, seed, split
+        check_ranges("shape_captions", self, at_least(0, "size"))
 
     def __len__(self) -> int:
         return self.size

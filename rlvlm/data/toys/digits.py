@@ -12,6 +12,7 @@ from PIL import Image
 from rlvlm.data.sources import register_source
 from rlvlm.data.toys.answers import PHRASINGS, stream, word_answer
 from rlvlm.errors import ConfigError
+from rlvlm.ranges import at_least, between, check_ranges
 
 SCENE = (42, 28)
 HELD_OUT = 297
@@ -31,6 +32,7 @@ class DigitRecords(Sequence[Mapping[str, Any]]):
 
     def __init__(self, size: int, seed: int, split: str, asked_for: float, ask: str) -> None:
         self.size, self.seed, self.split, self.asked_for = size, seed, split, asked_for
+        check_ranges("digits", self, at_least(0, "size"), between(0, 1, "asked_for"))
         self.kinds = {"read": ["left", "right"], "add": ["sum"], "both": ["left", "right", "sum"]}[ask]
         scans, labels = _scans()
         first = len(scans) - HELD_OUT

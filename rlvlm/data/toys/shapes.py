@@ -10,6 +10,7 @@ from PIL import Image, ImageDraw
 
 from rlvlm.data.sources import register_source
 from rlvlm.data.toys.answers import PHRASINGS, stream, word_answer
+from rlvlm.ranges import at_least, between, check_ranges
 
 COLOURS = {"red": (220, 40, 40), "green": (40, 180, 60), "blue": (50, 80, 220)}
 SHAPES = ("circle", "square", "triangle")
@@ -31,6 +32,7 @@ class ShapeRecords(Sequence[Mapping[str, Any]]):
 
     def __init__(self, size: int, seed: int, split: str, asked_for: float) -> None:
         self.size, self.seed, self.split, self.asked_for = size, seed, split, asked_for
+        check_ranges("shapes", self, at_least(0, "size"), between(0, 1, "asked_for"))
 
     def __len__(self) -> int:
         return self.size
