@@ -102,8 +102,8 @@ def test_the_picture_folder_is_the_file_s_unless_set(file: str, tmp_path: Path) 
     ({"name": "shpaes"}, RegistryError, "did you mean 'shapes'"),
     ({"name": "jsonl"}, ConfigError, "reads a file; give it a path"),
     (17, ConfigError, "takes a path"),
-    ({"path": "a", "weight": 0}, ConfigError, "weight 0"),
-    ({"path": "a", "limit": 0}, ConfigError, "limit 0"),
+    ({"path": "a", "weight": 0}, ConfigError, "weight is above 0, got 0"),
+    ({"path": "a", "limit": 0}, ConfigError, "limit is at least 1, got 0"),
     ([{"path": "a", "weight": 1}, "b.jsonl"], ConfigError, "weights for 1 of its 2 sources"),
 ])  # fmt: skip
 def test_wrong_sources_say_what_is_wrong(node: Any, error: type[Exception], message: str) -> None:
@@ -123,7 +123,7 @@ def test_settings_are_checked() -> None:
         ({"over_long": "cut"}, "drop, raise"),
         ({"on_bad_row": "ignore"}, "stop, skip"),
         ({"prompts_per_step": 0}, "at least 1"),
-        ({"max_pixels": 0}, "positive"),
+        ({"max_pixels": 0}, "data.max_pixels is at least 1, got 0"),
         ({"min_pixels": 10, "max_pixels": 5}, "above data.max_pixels"),
     ):
         with pytest.raises(ConfigError, match=message):
