@@ -1,10 +1,10 @@
 """Advantages and losses against the functions of verl 0.9.1 and TRL 1.16.0 that do the same.
 
-Both sides run in one process in turns, on the same tensors, each with the mask it is used to (ours bool, theirs float). Losses are
-timed forward and backward, from log-probs to the gradient with respect to them, metrics included: on our side
-``Algorithm.loss``. A turn is one call, or as many as take a tenth of a second; of each side the fastest turn counts. Memory is
-the most that one call holds above what was there before it, as the kernel counts it (on Linux). TRL's advantages are
-statements in the middle of a method; they are cut out of it and run as they are.
+Both sides run in one process in turns, on one thread unless ``OMP_NUM_THREADS`` says otherwise, on the same tensors, each with
+the mask it is used to (ours bool, theirs float). Losses are timed forward and backward, from log-probs to the gradient with
+respect to them, metrics included: on our side ``Algorithm.loss``. A turn is one call, or as many as take a tenth of a second;
+of each side the fastest turn counts. Memory is the most that one call holds above what was there before it, as the kernel
+counts it (on Linux). TRL's advantages are statements in the middle of a method; they are cut out of it and run as they are.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import gc
 import inspect
 import json
 import math
+import os
 import subprocess
 import sys
 import textwrap
@@ -36,7 +37,7 @@ from rlvlm.batch import Batch
 
 ROWS, LENGTH = 512, 8192
 GROUPS, SAMPLES, ANSWER = 512, 16, 256
-THREADS = 2
+THREADS = int(os.environ.get("OMP_NUM_THREADS", "1"))
 TURNS = 8
 
 Run = Callable[[], Any]

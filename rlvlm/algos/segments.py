@@ -114,6 +114,6 @@ def _even(group_ids: Tensor) -> EvenSegments | None:
     if count < 1 or len(group_ids) % count:
         return None
     segments = EvenSegments(count, len(group_ids) // count)
-    ids = torch.arange(first, last + 1, dtype=group_ids.dtype)
+    ids = torch.arange(count).add_(first)
     misplaced = segments.combine(torch.ne, group_ids, ids)
     return None if int(misplaced.count_nonzero()) else segments

@@ -77,6 +77,18 @@ def test_groups_side_by_side_give_the_same_as_in_any_other_order() -> None:
     assert torch.allclose(regular.std(), mixed.std(), atol=1e-15)
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64])
+def test_ids_of_any_integer_dtype_reach_to_its_bounds(dtype: torch.dtype) -> None:
+    bounds = torch.iinfo(dtype)
+    values = torch.tensor([1.0, 5.0, 2.0, 3.0])
+    for ids in (
+        [bounds.min, bounds.max, bounds.min, bounds.max],
+        [bounds.max - 1, bounds.max - 1, bounds.max, bounds.max],
+    ):
+        mine = group(values, torch.tensor(ids, dtype=dtype)).deviations
+        assert mine.tolist() == ([-0.5, 1, 0.5, -1] if ids[0] == bounds.min else [-2, 2, -0.5, 0.5])
+
+
 def test_the_batch_is_one_group() -> None:
     values = torch.tensor([1.0, 2.0, 6.0])
     assert one_group(values).deviations.tolist() == [-2, -1, 3]

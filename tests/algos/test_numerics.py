@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from rlvlm.algos.numerics import exp_clamped, fill_masked, masked_mean, masked_sum, row_blocks, whiten
+from rlvlm.algos.numerics import ZeroOutside, exp_clamped, fill_masked, masked_mean, masked_sum, row_blocks, whiten
 
 NAN, INF = math.nan, math.inf
 
@@ -93,3 +93,14 @@ def test_blocks_cover_the_rows_once() -> None:
     rows = torch.arange(1000)[:, None].expand(1000, 700)
     assert torch.cat([rows[block] for block in row_blocks(rows)]).equal(rows)
     assert whiten(torch.zeros(0, 4), torch.zeros(0, 4, dtype=torch.bool)).shape == (0, 4)
+
+
+@pytest.mark.parametrize("mask_dtype", [torch.bool, torch.int64, torch.float32])
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int32, torch.float16, torch.float64])
+def test_one_mask_cleans_several_tensors_and_keeps_their_dtype(dtype: torch.dtype, mask_dtype: torch.dtype) -> None:
+    clean = ZeroOutside(torch.tensor([[1, 0, 1], [0, 0, 0]], dtype=mask_dtype))
+    for _ in range(2):
+        cleaned = clean(torch.ones(2, 3, dtype=dtype))
+        assert cleaned.dtype == dtype
+        assert cleaned.tolist() == [[1, 0, 1], [0, 0, 0]]
+    assert clean.counts.tolist() == [[2], [0]]

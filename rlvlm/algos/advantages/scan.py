@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-_CHUNK = 32
+_CHUNK = 16
 
 
 class Scan:

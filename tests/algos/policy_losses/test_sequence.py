@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from rlvlm.algos.numerics import ZeroOutside
 from rlvlm.algos.policy_losses.sequence import geo_mean, gspo
 from tests.algos.drawn import draw
 
@@ -51,3 +52,12 @@ def test_the_geometric_mean_clips_single_log_ratios_on_the_side_of_the_advantage
     assert float(up.metrics["mean/ratio"][0, 0]) == pytest.approx(float(torch.tensor((0.4 - 1) / 2).exp()))
     down = geo_mean(logp, torch.zeros(1, 2), -torch.ones(1, 2), torch.ones(1, 2), clip_low=0.4, clip_high=0.4)
     assert float(down.metrics["mean/ratio"][0, 0]) == pytest.approx(float(torch.tensor((1 - 0.4) / 2).exp()))
+
+
+def test_inputs_that_are_clean_already_give_the_same() -> None:
+    fields = draw(0)
+    clean = ZeroOutside(fields["loss_mask"])
+    names = ("logp", "prox_logp", "advantages")
+    for loss in (gspo, geo_mean):
+        handed = loss(*(clean(fields[name]) for name in names), fields["loss_mask"], clean)
+        assert clean(handed.loss).equal(clean(loss(*(fields[name] for name in names), fields["loss_mask"]).loss))
