@@ -56,8 +56,8 @@ def test_the_geometric_mean_clips_single_log_ratios_on_the_side_of_the_advantage
 
 def test_inputs_that_are_clean_already_give_the_same() -> None:
     fields = draw(0)
-    clean = ZeroOutside(fields["loss_mask"])
-    names = ("logp", "prox_logp", "advantages")
+    logp, prox_logp, advantages, mask = (fields[name] for name in ("logp", "prox_logp", "advantages", "loss_mask"))
+    clean = ZeroOutside(mask)
     for loss in (gspo, geo_mean):
-        handed = loss(*(clean(fields[name]) for name in names), fields["loss_mask"], clean)
-        assert clean(handed.loss).equal(clean(loss(*(fields[name] for name in names), fields["loss_mask"]).loss))
+        handed = loss(clean(logp), clean(prox_logp), clean(advantages), mask, clean)
+        assert clean(handed.loss).equal(clean(loss(logp, prox_logp, advantages, mask).loss))
