@@ -149,39 +149,49 @@ def row_blocks(values: Tensor) -> Iterator[slice]:
 
 
 @torch.no_grad()
-def whiten(values: Tensor, mask: Tensor, *, eps: float = 1e-8, out: Tensor | None = None) -> Tensor:
+def whiten(values: Tensor, mask: Tensor, *, eps: float = 1e-8) -> Tensor:
     """``(x - mean) / sqrt(var + eps)`` over the tokens of the mask, zero elsewhere; the variance is unbiased.
 
     Equal values, and a single one, give exactly 0.
-
-    Args:
-        out: where to write, which may be ``values`` itself.
     """
-    mean, variance = _moments(values, mask)
-    centre, scale = mean.to(values.dtype), (variance + eps).rsqrt().to(values.dtype)
-    out = torch.empty_like(values) if out is None else out
+    moments = Moments()
     for rows in row_blocks(values):
-        normal = torch.sub(values[rows], centre, out=out[rows]).mul_(scale)
-        keep_bits(normal, mask_bits(mask[rows], values.dtype), out=normal)
-    return out
+        bits = mask_bits(mask[rows], values.dtype)
+        moments.add(keep_bits(values[rows], bits), bits)
+    return moments.whiten(values, mask, eps=eps)
 
 
-def _moments(values: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and unbiased variance over the mask, of block moments merged in float64 (Chan, Golub and LeVeque, 1979).
+class Moments:
+    """Mean and unbiased variance of values that come block by block, merged in float64 (Chan, Golub and LeVeque, 1979).
 
     A block's mean is corrected by the mean of the deviations from it, which makes the mean of equal values exact.
     """
-    moments = []
-    for rows in row_blocks(values):
-        bits = mask_bits(mask[rows], values.dtype)
-        valid, count = keep_bits(values[rows], bits), mask[rows].count_nonzero()
-        mean = valid.sum() / count.clamp_min(1)
-        deviation = keep_bits(valid.sub_(mean), bits, out=valid).flatten()
+
+    def __init__(self) -> None:
+        self._blocks: list[Tensor] = []
+
+    def add(self, values: Tensor, bits: Tensor) -> None:
+        """Takes in a block of values that are zero where the bits of its mask are not set."""
+        count = -bits.sum(dtype=torch.int32)
+        mean = values.sum() / count.clamp_min(1)
+        deviation = values - mean
+        deviation = keep_bits(deviation, bits, out=deviation).flatten()
         correction = wide(deviation.sum()) / count.clamp_min(1)
         square = wide(torch.dot(deviation, deviation)) - count * correction.square()
-        moments.append(torch.stack([wide(count), wide(mean) + correction, square]))
-    count, mean, square = torch.stack(moments).unbind(-1)
-    total, pivot = count.sum(), mean[count.argmax()]
-    centre = pivot + ((mean - pivot) * count).sum() / total.clamp_min(1)
-    variance = (square + count * (mean - centre).square()).sum() / (total - 1).clamp_min(1)
-    return centre, variance
+        self._blocks.append(torch.stack([wide(count), wide(mean) + correction, square]))
+
+    def whiten(self, values: Tensor, mask: Tensor, *, eps: float = 1e-8, out: Tensor | None = None) -> Tensor:
+        """The values whitened by what was taken in; ``out``, which may be ``values`` itself, is where to write."""
+        mean, variance = self._merged()
+        centre, scale = mean.to(values.dtype), (variance + eps).rsqrt().to(values.dtype)
+        out = torch.empty_like(values) if out is None else out
+        for rows in row_blocks(values):
+            normal = torch.sub(values[rows], centre, out=out[rows]).mul_(scale)
+            keep_bits(normal, mask_bits(mask[rows], values.dtype), out=normal)
+        return out
+
+    def _merged(self) -> tuple[Tensor, Tensor]:
+        count, mean, square = torch.stack(self._blocks).unbind(-1)
+        total, pivot = count.sum(), mean[count.argmax()]
+        centre = pivot + ((mean - pivot) * count).sum() / total.clamp_min(1)
+        return centre, (square + count * (mean - centre).square()).sum() / (total - 1).clamp_min(1)

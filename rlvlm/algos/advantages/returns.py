@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rlvlm.algos.advantages.scan import Scan, scan_with_decays
 from rlvlm.algos.checks import check_rows_of, check_token_fields
-from rlvlm.algos.numerics import as_mask, fill_masked, keep_bits, mask_bits, row_blocks, whiten
+from rlvlm.algos.numerics import Moments, as_mask, fill_masked, keep_bits, mask_bits, row_blocks, whiten
 from rlvlm.algos.registries import register_advantage
 from rlvlm.algos.results import AdvantageEstimate
 from rlvlm.errors import FieldError
@@ -44,7 +44,7 @@ def gae(
     check_token_fields(token_rewards=token_rewards, values=values, loss_mask=loss_mask)
     mask = as_mask(loss_mask)
     advantages, returns = torch.empty_like(values), torch.empty_like(values)
-    scan = Scan(gamma * lam, values)
+    scan, moments = Scan(gamma * lam, values), Moments()
     for rows in row_blocks(values):
         reward, value, bits = token_rewards[rows], values[rows], mask_bits(mask[rows], values.dtype)
         # With Z = (1 - λ) V + λ R the recursion closes: R_t = r_t + γ Z_next and Z_t = (1 - λ) V_t + λ r_t + γλ Z_next.
@@ -52,8 +52,10 @@ def gae(
         keep_bits(mixed, bits, out=mixed)
         target = scan.after(mixed, mask[rows]).mul_(gamma).add_(reward)
         keep_bits(target, bits, out=returns[rows])
-        keep_bits(target.sub_(value), bits, out=advantages[rows])
-    return AdvantageEstimate(whiten(advantages, mask, out=advantages) if whiten_tokens else advantages, returns)
+        advantage = keep_bits(target.sub_(value), bits, out=advantages[rows])
+        if whiten_tokens:
+            moments.add(advantage, bits)
+    return AdvantageEstimate(moments.whiten(advantages, mask, out=advantages) if whiten_tokens else advantages, returns)
 
 
 @register_advantage("reinforce_plus_plus")
