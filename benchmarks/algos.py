@@ -1,6 +1,6 @@
 """Advantages and losses against the functions of verl 0.9.1 and TRL 1.16.0 that do the same.
 
-Both sides run in one process in turns, on one thread unless ``OMP_NUM_THREADS`` says otherwise, on the same tensors, each with
+Both sides run in one process in turns, on all cores unless ``OMP_NUM_THREADS`` says otherwise, on the same tensors, each with
 the mask it is used to (ours bool, theirs float). Losses are timed forward and backward, from log-probs to the gradient with
 respect to them, metrics included: on our side ``Algorithm.loss``. A turn is one call, or as many as take a tenth of a second;
 of each side the fastest turn counts. Memory is the most that one call holds above what was there before it, as the kernel
@@ -15,7 +15,6 @@ import gc
 import inspect
 import json
 import math
-import os
 import subprocess
 import sys
 import textwrap
@@ -37,7 +36,6 @@ from rlvlm.batch import Batch
 
 ROWS, LENGTH = 512, 8192
 GROUPS, SAMPLES, ANSWER = 512, 16, 256
-THREADS = int(os.environ.get("OMP_NUM_THREADS", "1"))
 TURNS = 8
 
 Run = Callable[[], Any]
@@ -308,7 +306,7 @@ def main() -> int:
     arguments = sys.argv[1:]
     if not arguments:
         return subprocess.run([str(peer_python()), "-m", "benchmarks.algos", "--inside"]).returncode
-    torch.set_num_threads(THREADS)
+    print(f"{torch.get_num_threads()} threads")
     print(f"{'what':<16} {'side':<16} {'ms':>10} {'peak MiB':>10} {'theirs / ours':>10}")
     seconds = {name: compare(name) for name in arguments[1:] or NAMES}
     ratios = {}
