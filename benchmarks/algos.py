@@ -3,8 +3,10 @@
 Both sides run in one process in turns, on all cores unless ``OMP_NUM_THREADS`` says otherwise, on the same tensors, each with
 the mask it is used to (ours bool, theirs float). Losses are timed forward and backward, from log-probs to the gradient with
 respect to them, metrics included: on our side ``Algorithm.loss``. A turn is one call, or as many as take a tenth of a second;
-of each side the fastest turn counts. Memory is the most that one call holds above what was there before it, as the kernel
-counts it (on Linux). TRL's advantages are statements in the middle of a method; they are cut out of it and run as they are.
+of each side the fastest turn counts. Memory that is freed stays with the process, for both sides alike, as with the caching
+allocator of a device: else fresh pages from the kernel cost more than the arithmetic. Peak memory is the most that one call holds above
+what was there before it, as the kernel counts it (on Linux). TRL's advantages are statements in the middle of a method; they are
+cut out of it and run as they are.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import gc
 import inspect
 import json
 import math
+import os
 import subprocess
 import sys
 import textwrap
@@ -37,6 +40,7 @@ from rlvlm.batch import Batch
 ROWS, LENGTH = 512, 8192
 GROUPS, SAMPLES, ANSWER = 512, 16, 256
 TURNS = 8
+KEEP_FREED_MEMORY = dict.fromkeys(("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_"), str(1 << 32))  # of glibc
 
 Run = Callable[[], Any]
 
@@ -305,7 +309,8 @@ def main() -> int:
     """Runs itself in the peers' environment, prints the table and last the ratios, theirs over ours, as one line of JSON."""
     arguments = sys.argv[1:]
     if not arguments:
-        return subprocess.run([str(peer_python()), "-m", "benchmarks.algos", "--inside"]).returncode
+        command = [str(peer_python()), "-m", "benchmarks.algos", "--inside"]
+        return subprocess.run(command, env={**KEEP_FREED_MEMORY, **os.environ}).returncode
     print(f"{torch.get_num_threads()} threads")
     print(f"{'what':<16} {'side':<16} {'ms':>10} {'peak MiB':>10} {'theirs / ours':>10}")
     seconds = {name: compare(name) for name in arguments[1:] or NAMES}

@@ -133,4 +133,8 @@ class _Pessimistic(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, None, None, None, None]:
         (slope,), upstream = ctx.saved_tensors, gradients[0]
-        return None if upstream is None else (upstream * slope).sum_to_size(ctx.shape).neg_(), None, None, None, None
+        if upstream is None:
+            return None, None, None, None, None
+        if ctx.shape == slope.shape:
+            return (upstream * slope).neg_(), None, None, None, None
+        return torch.linalg.vecdot(upstream, slope).unsqueeze(-1).neg_(), None, None, None, None
