@@ -92,7 +92,7 @@ class ScatteredSegments:
 def segment(group_ids: Tensor) -> Segments:
     """Finds the groups of ids [B], any integers.
 
-    On a device this waits for it once (for the smallest and largest id, or the distinct ones), as ``torch.unique`` does.
+    On a device this waits for the smallest and largest id, and where they are far apart for the distinct ones too.
     """
     if not len(group_ids):
         return ScatteredSegments(0, group_ids.long())
