@@ -357,7 +357,7 @@ def _parameters(
 def _type_hints(function: Callable[..., Any]) -> dict[str, Any]:
     """Annotations by name; one that only a type checker can resolve is left out, and an option of that name goes unchecked."""
     hints: dict[str, Any] = {}
-    scope = getattr(function, "__globals__", {})
+    scope = getattr(inspect.unwrap(function), "__globals__", {})  # a decorator's own module knows other names
     for name, annotation in getattr(function, "__annotations__", {}).items():
         with contextlib.suppress(NameError, TypeError, AttributeError):
             one = types.SimpleNamespace(__annotations__={name: annotation})

@@ -6,9 +6,13 @@ import pickle
 from typing import Literal
 
 import pytest
+import torch
 
+from rlvlm.cli.parts import MODULES, registry_of
 from rlvlm.errors import RegistryError
-from rlvlm.registry import KINDS, Option, Registry, load_plugins
+from rlvlm.registry import KINDS, Option, Registry, _type_hints, load_plugins
+
+Form = Literal["token", "sequence"]
 
 
 @pytest.fixture
@@ -159,3 +163,28 @@ def test_entry_points_are_read_lazily_and_a_broken_one_is_named(registry, monkey
         RegistryError, match=r"'broken' of package entry point 'pkg:broken' failed to load: ImportError"
     ):
         registry.build("broken")
+
+
+def test_a_wrong_word_is_refused_by_a_part_that_a_decorator_of_another_module_wraps(registry):
+    @registry.register("wrapped")
+    @torch.no_grad()
+    def wrapped(logp, *, form: Form = "token"):
+        return form
+
+    assert registry.build({"name": "wrapped", "form": "sequence"})({"logp": 0}) == "sequence"
+    with pytest.raises(
+        RegistryError, match=r"option 'form' of loss 'wrapped' takes .*'token', 'sequence'.*, got 'tokn'"
+    ):
+        registry.build({"name": "wrapped", "form": "tokn"})
+
+
+def test_every_option_of_the_librarys_own_parts_has_a_type_that_is_checked():
+    for kind in MODULES:
+        for entry in registry_of(kind).own_entries():
+            unread = [option.name for option in entry.options.values() if isinstance(option.annotation, str)]
+            unread += [name for name in entry.options if name not in _type_hints(_takes_options(entry.target))]
+            assert not unread, (kind, entry.name, unread)
+
+
+def _takes_options(target):
+    return target.__init__ if isinstance(target, type) else target
