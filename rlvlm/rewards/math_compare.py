@@ -79,7 +79,9 @@ def same_answer(gold: str, answer: str) -> bool:
 
 
 def _squeezed(text: str) -> str:
-    return folded(text) if _WORD.search(text) or _APART.search(text) else "".join(text.split())
+    """The text without white space that says nothing; only words lose their case, since symbols and units mean it."""
+    text = _WORD.sub(lambda match: folded(match.group()), text)
+    return " ".join(text.split()) if _WORD.search(text) or _APART.search(text) else "".join(text.split())
 
 
 def _same(gold: str, pred: str) -> bool:
@@ -227,7 +229,8 @@ def _repeating(sign: str, whole: str, fixed: str, period: str) -> Fraction:
 
 
 def _same_atoms(gold: str, pred: str) -> bool:
-    if _reads_as_text(gold) or _reads_as_text(pred):
+    alone = len(gold) == len(pred) == 1  # a letter alone names a choice
+    if alone or _reads_as_text(gold) or _reads_as_text(pred):
         return _same_words(gold, pred)
     (gold_value, gold_unit), (value, unit) = split_unit(gold), split_unit(pred)
     if gold_unit or unit:
@@ -255,9 +258,11 @@ def _same_words(gold: str, pred: str) -> bool:
 
 def _same_quantities(gold: str, gold_unit: str, pred: str, unit: str) -> bool:
     """Numbers with units: one that only one side states is left aside, known ones are converted, others must be the same."""
-    if not gold_unit or not unit or folded(gold_unit).rstrip("s") == folded(unit).rstrip("s"):
+    if not gold_unit or not unit:
         return _same(gold, pred)
     first, second = read_unit(gold_unit), read_unit(unit)
+    if first is None and second is None and folded(gold_unit).rstrip("s") == folded(unit).rstrip("s"):
+        return _same(gold, pred)
     if first is None or second is None or first[0] != second[0]:
         return False
     ratio = second[1] / first[1]

@@ -19,6 +19,8 @@ POINTS = (
 
 _DIGITS = 30
 _SAME = Fraction(1, 10**20)
+_COMMAND = re.compile(r"\\[A-Za-z]+")
+_CAPITAL = re.compile(r"[A-Z]")
 _DECIMAL = re.compile(r"(?<![0-9.\\])([0-9]*)\.([0-9]+)(?![0-9.])")
 
 
@@ -62,12 +64,30 @@ def parse_formula(text: str) -> Any:
     math_verify = require("math_verify")
     logging.getLogger("math_verify").setLevel(logging.ERROR)  # its reminder that time limits are the caller's
     exact = _DECIMAL.sub(lambda match: rf"\frac{{{int(match[1] + match[2])}}}{{{10 ** len(match[2])}}}", text)
-    config = [math_verify.LatexExtractionConfig(boxed_match_priority=-1)]
+    config = math_verify.LatexExtractionConfig(boxed_match_priority=-1)
     try:
-        found = math_verify.parse(f"${exact}$", config, fallback_mode="no_fallback", parsing_timeout=None)
+        if _CAPITAL.search(_COMMAND.sub("", exact)):
+            return _parse_capitals(exact, config.normalization_config)
+        found = math_verify.parse(f"${exact}$", [config], fallback_mode="no_fallback", parsing_timeout=None)
     except (ValueError, TypeError, AttributeError, RecursionError, ArithmeticError):  # what its grammar lets through
         return None
     return found[0] if found and not isinstance(found[0], str) else None
+
+
+def _parse_capitals(text: str, normal: Any) -> Any:
+    """The sympy object of a text with capital letters: math-verify's own call would take R and r for the same symbol."""
+    parser = require("math_verify.parser")
+    latex2sympy = require("latex2sympy2_extended.latex2sympy2")
+    text = parser.normalize_latex(text, config=normal)
+    try:
+        return latex2sympy.latex2sympy(
+            text,
+            is_real=not parser.should_treat_as_complex(text),
+            normalization_config=None,
+            conversion_config=latex2sympy.ConversionConfig(lowercase_symbols=False),
+        )
+    except Exception:  # the grammar's errors have no class of their own
+        return None
 
 
 def numeric_value(text: str) -> Any:

@@ -58,6 +58,7 @@ _SHORT_FRACTION = re.compile(
 )
 _SHORT_ROOT = re.compile(r"\\sqrt\s*(?:([0-9A-Za-z])|\(([^()]*)\))")
 _POWER = re.compile(r"\^\s*(?:\(([^()]*)\)|(-?[0-9]+(?:\.[0-9]+)?))")
+_LEADING_DOT = re.compile(r"(?<![0-9A-Za-z.}])\.(?=[0-9]|\\(?:overline|bar|dot)(?![A-Za-z]))")
 _LEAD = re.compile(
     r"^(?:(?:the|so|thus|therefore|hence|final|my)[\s,]+)*answer\s*(?:is|:|=)\s*|^答案(?:是|为)?\s*[::]?\s*",
     re.IGNORECASE,
@@ -82,7 +83,7 @@ def canonical(text: str) -> str:
     text = _SUPERSCRIPT.sub(lambda match: "^{" + "".join(map(_SUPERSCRIPTS.__getitem__, match.group())) + "}", text)
     text = _ROOT.sub(lambda match: rf"\sqrt{{{match[1] or match[2]}}}", text)
     text = text.replace(r"\lbrace", r"\{").replace(r"\rbrace", r"\}").replace("{,}", ",").replace(r"\!", "")
-    text = unwrap_tex(_DROPPED.sub("", text))
+    text = _LEADING_DOT.sub("0.", unwrap_tex(_DROPPED.sub("", text)))
     text = _SPACES.sub(" ", text).replace("**", "^").replace("*", r"\cdot ")
     text = re.sub(r"\\[dtc]frac(?![A-Za-z])", r"\\frac", text)
     text = re.sub(r"\^\s*(?:\\circ|\{\s*\\circ\s*\})|\\degrees?(?![A-Za-z])", r" degrees ", text)
@@ -94,7 +95,14 @@ def canonical(text: str) -> str:
     if _IN_TRIGONOMETRY.search(text):
         text = _DEGREES.sub(r"{\\frac{\1\\pi}{180}}", text)
     text = _MEMBER.sub("", _LEAD.sub("", " ".join(text.split())))
-    return text.strip(" .;:") if not text.endswith("...") else text
+    return _braced_set(text.strip(" .;:") if not text.endswith("...") else text)
+
+
+def _braced_set(text: str) -> str:
+    """A list in braces that lack their backslashes, as a set: TeX shows such braces nowhere, so they were meant to be seen."""
+    if not text.startswith("{") or _group(text, 0) != text or "," not in re.sub(r"[(\[][^()\[\]]*[)\]]", "", text):
+        return text
+    return rf"\{{{text[1:-1]}\}}"
 
 
 def _math_segment(text: str) -> str:

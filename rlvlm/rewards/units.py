@@ -6,22 +6,22 @@ import re
 from fractions import Fraction
 
 _TABLE = {
-    "length": {"mm": "0.001", "cm": "0.01", "dm": "0.1", "m": "1", "km": "1000", "inch": "0.0254", "foot": "0.3048",
+    "length": {"mm": "0.001", "cm": "0.01", "dm": "0.1", "m": "1", "km": "1000", "Mm": "1000000", "inch": "0.0254", "foot": "0.3048",
                "yard": "0.9144", "mile": "1609.344"},
-    "mass": {"mg": "0.000001", "g": "0.001", "kg": "1", "ton": "1000", "lb": "0.45359237"},
-    "time": {"ms": "0.001", "second": "1", "minute": "60", "hour": "3600", "day": "86400", "week": "604800"},
-    "volume": {"ml": "0.001", "l": "1"},
+    "mass": {"mg": "0.000001", "g": "0.001", "kg": "1", "Mg": "1000", "ton": "1000", "lb": "0.45359237"},
+    "time": {"ms": "0.001", "second": "1", "Ms": "1000000", "minute": "60", "hour": "3600", "day": "86400", "week": "604800"},
+    "volume": {"ml": "0.001", "l": "1", "Ml": "1000000"},
     "angle": {"degree": "1"},
     "money": {"cent": "0.01", "dollar": "1"},
-    "power": {"W": "1", "kW": "1000"},
-    "energy": {"J": "1", "kJ": "1000"},
-    "force": {"N": "1", "kN": "1000"},
+    "power": {"mW": "0.001", "W": "1", "kW": "1000", "MW": "1000000", "GW": "1000000000"},
+    "energy": {"mJ": "0.001", "J": "1", "kJ": "1000", "MJ": "1000000"},
+    "force": {"mN": "0.001", "N": "1", "kN": "1000", "MN": "1000000"},
 }  # fmt: skip
 _SPELLINGS = {
     "millimeter": "mm", "millimetre": "mm", "centimeter": "cm", "centimetre": "cm", "meter": "m", "metre": "m",
     "kilometer": "km", "kilometre": "km", "inches": "inch", "in": "inch", "feet": "foot", "ft": "foot", "yd": "yard", "mi": "mile",
     "gram": "g", "kilogram": "kg", "tonne": "ton", "pound": "lb", "lbs": "lb", "s": "second", "sec": "second", "min": "minute",
-    "h": "hour", "hr": "hour", "liter": "l", "litre": "l", "L": "l", "milliliter": "ml", "millilitre": "ml", "mL": "ml",
+    "h": "hour", "hr": "hour", "liter": "l", "litre": "l", "L": "l", "milliliter": "ml", "millilitre": "ml", "mL": "ml", "ML": "Ml",
     "deg": "degree", "watt": "W", "joule": "J", "newton": "N",
 }  # fmt: skip
 _UNIT = {unit: (kind, Fraction(worth)) for kind, units in _TABLE.items() for unit, worth in units.items()}
@@ -72,8 +72,16 @@ def read_unit(text: str) -> Unit | None:
 
 
 def _name(word: str) -> str | None:
-    for form in (word, word.lower(), word.rstrip("s"), word.lower().rstrip("s")):
+    for form in (word, word.rstrip("s"), *_in_other_case(word)):
         name = _SPELLINGS.get(form, form)
         if name in _UNIT:
             return name
     return None
+
+
+def _in_other_case(word: str) -> tuple[str, ...]:
+    """Spellings of a unit whose case says nothing: not those of a symbol of one letter, nor with m or M, milli or mega."""
+    lower = word.lower()
+    return (
+        (lower, lower.rstrip("s")) if len(word) > 2 or (len(word) == 2 and lower[0] != "m" and lower[1] != "s") else ()
+    )
