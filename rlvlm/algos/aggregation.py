@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from rlvlm.algos.checks import check_positive
+from rlvlm.algos.checks import check_positive, check_rows_of, check_token_fields
 from rlvlm.algos.numerics import ZeroOutside
 from rlvlm.algos.registries import register_aggregation
 
@@ -55,6 +55,7 @@ def seq_mean_token_mean(
     Paper: DeepSeekMath, arXiv 2402.03300.
     Elsewhere: ``seq-mean-token-mean`` (verl, RLLaVA); ``seq`` (EasyR1); ``grpo``, ``sapo`` (TRL).
     """
+    check_token_fields(token_loss=token_loss, loss_mask=loss_mask)
     clean = clean or ZeroOutside(loss_mask)
     per_sequence = clean(token_loss).sum(-1, keepdim=True) / clean.counts.clamp_min(1)
     return per_sequence.sum() / max(num_sequences, 1)
@@ -88,9 +89,11 @@ def prompt_mean(
     token_loss: Tensor, loss_mask: Tensor, group_tokens: Tensor, num_prompts: float, clean: ZeroOutside | None = None
 ) -> Tensor:
     """``Σ_p (Σ l / tokens_p) / prompts``: a prompt with long answers weighs no more than another."""
+    check_rows_of(loss_mask, group_tokens=group_tokens)
     per_sequence = _kept(token_loss, loss_mask, clean).sum(-1) / group_tokens.clamp_min(1)
     return per_sequence.sum() / max(num_prompts, 1)
 
 
 def _kept(token_loss: Tensor, loss_mask: Tensor, clean: ZeroOutside | None) -> Tensor:
+    check_token_fields(token_loss=token_loss, loss_mask=loss_mask)
     return (clean or ZeroOutside(loss_mask))(token_loss)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from rlvlm.errors import ConfigError, FieldError
@@ -39,6 +40,12 @@ def check_rows_of(loss_mask: Tensor, **fields: Tensor) -> None:
             raise FieldError(
                 f"'{name}' has shape [{loss_mask.shape[0]}], one entry for each row of 'loss_mask', got {list(value.shape)}."
             )
+
+
+def check_ids(group_ids: Tensor) -> None:
+    """Raises ``FieldError`` for group ids that are not integers."""
+    if group_ids.dtype.is_floating_point or group_ids.dtype == torch.bool:
+        raise FieldError(f"'group_ids' has an integer dtype, got {group_ids.dtype}.")
 
 
 def check_clip(clip_low: float, clip_high: float, dual_clip: float | None = None) -> None:

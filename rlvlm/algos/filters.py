@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from rlvlm.algos.checks import check_window
+from rlvlm.algos.checks import check_rows_of, check_window
 from rlvlm.algos.grouping import group
 from rlvlm.algos.numerics import as_mask
 from rlvlm.algos.registries import register_filter
@@ -68,6 +68,7 @@ def mean_window(
 @torch.no_grad()
 def length(loss_mask: Tensor, group_ids: Tensor, *, shortest: float = 0.0, longest: float | None = None) -> Tensor:
     """``shortest ≤ mean(length) ≤ longest``: keeps groups by their mean number of policy tokens; ``longest`` may be null."""
+    check_rows_of(loss_mask, group_ids=group_ids)
     longest = math.inf if longest is None else longest
     check_window("length", shortest, longest)
     groups = group(as_mask(loss_mask).sum(-1).to(torch.float32), group_ids)

@@ -12,10 +12,9 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from rlvlm.algos.checks import check_row_fields, check_rows_of
+from rlvlm.algos.checks import check_ids, check_row_fields, check_rows_of
 from rlvlm.algos.numerics import wide
 from rlvlm.algos.segments import EvenSegments, ScatteredSegments, Segments, segment
-from rlvlm.errors import FieldError
 
 
 @dataclass(frozen=True)
@@ -101,8 +100,7 @@ def group(values: Tensor, group_ids: Tensor) -> Groups:
     Raises ``FieldError`` for shapes other than [B] and for ids that are not integers.
     """
     check_row_fields(rewards=values, group_ids=group_ids)
-    if group_ids.dtype.is_floating_point or group_ids.dtype == torch.bool:
-        raise FieldError(f"'group_ids' has an integer dtype, got {group_ids.dtype}.")
+    check_ids(group_ids)
     return _grouped(values, segment(group_ids))
 
 

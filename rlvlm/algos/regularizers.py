@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
+from rlvlm.algos.checks import check_token_fields
 from rlvlm.algos.registries import KL_ESTIMATORS, register_regularizer
 
 
@@ -40,4 +41,5 @@ def entropy_bonus(entropy: Tensor) -> Tensor:
 
     Elsewhere: ``entropy_coeff`` (verl, RLLaVA); ``entropy_coef`` (TRL).
     """
+    check_token_fields(entropy=entropy)
     return -entropy

@@ -22,6 +22,7 @@ def length(loss_mask: Tensor, num_tokens: float, num_sequences: float) -> Tensor
 
     ``num_tokens / num_sequences`` is the mean length over the whole mini-batch.
     """
+    check_token_fields(loss_mask=loss_mask)
     own = as_mask(loss_mask).sum(-1, keepdim=True).clamp_min(1)
     mean = num_tokens / max(num_sequences, 1)
     return (mean / own).expand_as(loss_mask)
@@ -40,6 +41,7 @@ def overlong(loss_mask: Tensor, *, max_length: int, buffer: float = 0.2, bounded
         buffer: over how many tokens before it the penalty rises; below 1 a share of ``max_length``.
         bounded: stay at 1 beyond ``max_length`` (verl goes on rising).
     """
+    check_token_fields(loss_mask=loss_mask)
     check_positive("overlong", max_length=max_length, buffer=buffer)
     tokens = buffer * max_length if buffer < 1 else buffer
     if tokens > max_length:

@@ -86,6 +86,7 @@ def opo(rewards: Tensor, group_ids: Tensor, loss_mask: Tensor, *, singleton: Sin
     Paper: OPO, arXiv 2505.23585.
     Elsewhere: ``opo`` (verl, RLLaVA).
     """
+    check_rows_of(loss_mask, rewards=rewards)
     groups = group(rewards, group_ids)
     lengths = wide(as_mask(loss_mask).sum(-1))
     baseline = groups.sum(lengths * groups.shifted) / groups.sum(lengths).clamp_min(1)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rlvlm.algos.advantages.scan import Scan, scan_with_decays
-from rlvlm.algos.checks import check_rows_of, check_token_fields
+from rlvlm.algos.checks import check_ids, check_rows_of, check_token_fields
 from rlvlm.algos.numerics import Moments, as_mask, fill_masked, keep_bits, mask_bits, row_blocks, whiten
 from rlvlm.algos.registries import register_advantage
 from rlvlm.algos.results import AdvantageEstimate
@@ -92,18 +92,35 @@ def reinforce_plus_plus(
 def remax(token_rewards: Tensor, greedy_rewards: Tensor, group_ids: Tensor, loss_mask: Tensor) -> AdvantageEstimate:
     """``R_t - r_greedy``: the undiscounted return minus the reward of one greedy answer to the same prompt.
 
-    ``greedy_rewards`` [P] is looked up by ``group_ids`` [B].
+    ``greedy_rewards`` [P] is looked up by ``group_ids`` [B], from 0 to P - 1; on a device this waits for the smallest and
+    largest id.
 
     Paper: ReMax, arXiv 2310.10505.
     Elsewhere: ``remax`` (verl, EasyR1, RLLaVA).
     """
     check_token_fields(token_rewards=token_rewards, loss_mask=loss_mask)
     check_rows_of(loss_mask, group_ids=group_ids)
-    if greedy_rewards.dim() != 1:
-        raise FieldError(
-            f"'greedy_rewards' has shape [P], one entry for each prompt, got {list(greedy_rewards.shape)}."
-        )
+    _check_greedy(greedy_rewards, group_ids)
     mask = as_mask(loss_mask)
     returns = fill_masked(token_rewards, mask).flip(-1).cumsum(-1).flip(-1)
     advantages = returns - greedy_rewards[group_ids].unsqueeze(-1)
     return AdvantageEstimate(fill_masked(advantages, mask), fill_masked(returns, mask))
+
+
+def _check_greedy(greedy_rewards: Tensor, group_ids: Tensor) -> None:
+    """Raises ``FieldError`` unless ``greedy_rewards`` [P] has an entry for every group id."""
+    check_ids(group_ids)
+    if greedy_rewards.dim() != 1:
+        raise FieldError(
+            f"'greedy_rewards' has shape [P], one entry for each prompt, got {list(greedy_rewards.shape)}."
+        )
+    if not len(group_ids):
+        return
+    low, high = torch.stack(group_ids.aminmax()).tolist()
+    if low < 0:
+        raise FieldError(f"'group_ids' counts the prompts of 'greedy_rewards' from 0, got the id {low}.")
+    if high >= len(greedy_rewards):
+        raise FieldError(
+            f"'greedy_rewards' has shape [P] with at least {high + 1} prompts, for the largest of 'group_ids' is {high}, "
+            f"got {list(greedy_rewards.shape)}."
+        )

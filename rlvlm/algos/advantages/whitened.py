@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from rlvlm.algos.advantages.group import Singleton, over_std, over_tokens, settle_singletons
+from rlvlm.algos.checks import check_rows_of
 from rlvlm.algos.grouping import Groups, group
 from rlvlm.algos.numerics import as_mask, fill_masked, whiten, wide
 from rlvlm.algos.registries import register_advantage
@@ -37,6 +38,7 @@ def reinforce_plus_plus_baseline(
     Paper: REINFORCE++, arXiv 2501.03262.
     Elsewhere: ``reinforce_plus_plus_baseline`` (verl, RLLaVA); ``reinforce_baseline`` (OpenRLHF).
     """
+    check_rows_of(loss_mask, rewards=rewards)
     groups = group(rewards, group_ids)
     advantage = settle_singletons(groups.deviations, rewards, groups, singleton)
     keep = ~_flat(groups, singleton) if equal_groups == "zero" else torch.ones_like(groups.valid)
@@ -65,6 +67,7 @@ def gdpo(
         weights: the rules that count and their weights; all with weight 1 where it is null.
         divide: divide by each rule's standard deviation in the group.
     """
+    check_rows_of(loss_mask, group_ids=group_ids)
     chosen = dict.fromkeys(scores_by_rule, 1.0) if weights is None else weights
     if not chosen:
         raise ConfigError("gdpo normalises each reward rule by itself, and there are the scores of none.")
