@@ -289,13 +289,13 @@ class Algorithm:
         mask, rewards = batch["loss_mask"], batch["token_rewards"]
         for term in self._parts.on_reward:
             penalty = fill_masked(term.part(self._before_update(batch, term.part)), mask)
-            metrics[f"mean/{term.name}"] = penalty.sum(-1).mean()
+            metrics[f"mean/{term.name}"] = penalty.sum() / max(len(batch), 1)
             rewards = rewards - term.weight * penalty
         term_kl = self._parts.kl_in_reward
         if term_kl is not None:
             logp, ref_logp = (fill_masked(batch[name], mask) for name in ("prox_logp", "ref_logp"))
             kl = fill_masked(term_kl.part({"logp": logp, "ref_logp": ref_logp}), mask)
-            metrics["mean/kl_in_reward"] = (kl.sum(-1) / mask.sum(-1).clamp_min(1)).mean()
+            metrics["mean/kl_in_reward"] = (kl.sum(-1) / mask.sum(-1).clamp_min(1)).sum() / max(len(batch), 1)
             rewards = rewards - term_kl.weight * kl
         return batch.with_(token_rewards=rewards.to(torch.float32))
 

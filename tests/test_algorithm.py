@@ -617,3 +617,46 @@ def test_settings_that_can_not_work_are_refused_when_the_algorithm_is_made(
 def test_a_misspelt_name_or_option_gets_its_nearest(config: dict[str, Any], message: str) -> None:
     with pytest.raises(RegistryError, match=message):
         algorithm(**config)
+
+
+def cut(batch: Batch, rows: int, length: int) -> Batch:
+    keys = [key for key in batch.keys() if key != "rewards"]  # the row sums follow from the tokens
+    return Batch({key: batch[key][:rows, :length] if batch[key].dim() == 2 else batch[key][:rows] for key in keys})
+
+
+@pytest.mark.parametrize(("rows", "length"), [(0, 9), (9, 0), (0, 0)])
+@pytest.mark.parametrize("config", EVERYTHING.values(), ids=EVERYTHING)
+def test_a_batch_without_rows_or_tokens_gives_a_loss_and_metrics_of_zero(
+    config: dict[str, Any], rows: int, length: int
+) -> None:
+    batch, outputs = batch_and_pass()
+    batch = cut(batch, rows, length)
+    outputs = Pass(*(value[:rows, :length] for value in vars(outputs).values()))
+    algo = algorithm(**config)
+    batch = algo.estimate_advantages(algo.filter(batch))
+    outputs = Pass(*(value[: len(batch)].detach().requires_grad_() for value in vars(outputs).values()))
+    assert batch["advantages"].shape == outputs.logp.shape
+    assert all(math.isfinite(value) for value in batch.meta["metrics"].values())
+    denominators = algo.denominators(batch)
+    loss, metrics = algo.loss(outputs, batch, denominators)
+    assert float(loss) == 0
+    assert {key: float(value) for key, value in metrics.items()} == dict.fromkeys(metrics, 0.0)
+    assert algo.output_gradients(outputs, batch, denominators).logp is not None
+
+
+@pytest.mark.parametrize("config", EVERYTHING.values(), ids=EVERYTHING)
+def test_a_mini_batch_without_tokens_gives_metrics_of_zero_and_an_empty_part_changes_none(
+    config: dict[str, Any],
+) -> None:
+    algo = algorithm(**config)
+    batch, outputs = batch_and_pass()
+    batch = algo.estimate_advantages(batch)
+    masked = batch.with_(loss_mask=torch.zeros_like(batch["loss_mask"]))
+    loss, metrics = algo.loss(outputs, masked, algo.denominators(masked))
+    assert float(loss) == 0
+    assert {key: float(value) for key, value in metrics.items()} == dict.fromkeys(metrics, 0.0)
+    if algo.loss_scope == "minibatch":
+        return
+    whole = algo.loss(outputs, batch, algo.denominators(batch))[1]
+    beside = add_shares([whole, algo.loss(outputs, masked, algo.denominators(batch))[1]])
+    assert {key: float(value) for key, value in beside.items()} == {key: float(value) for key, value in whole.items()}

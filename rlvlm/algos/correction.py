@@ -155,10 +155,11 @@ def mismatch(prox_logp: Tensor, behav_logp: Tensor, loss_mask: Tensor) -> dict[s
     difference = _log_ratio(prox_logp, behav_logp, mask)
     count = mask.sum().clamp_min(1)
     square = masked_sum(ratio.square(), mask)
+    kept = fill_masked(ratio, mask)
     whole = exp_clamped(masked_sum(difference, mask, dim=-1)).square()
     return {
         "mean/correction/ratio": masked_mean(ratio, mask),
-        "max/correction/ratio": fill_masked(ratio, mask).amax(),
+        "max/correction/ratio": kept.amax() if kept.numel() else kept.sum(),
         "mean/correction/effective_samples": masked_sum(ratio, mask).square() / (count * square).clamp_min(1e-30),
         "mean/correction/chi_square": square / count - 1,
         "mean/correction/chi_square_sequence": masked_mean(whole, mask.any(-1)) - 1,
@@ -182,7 +183,7 @@ def _log_ratio(prox_logp: Tensor, behav_logp: Tensor, mask: Tensor) -> Tensor:
 
 
 def _over_sequence(value: Tensor, mask: Tensor, level: str) -> Tensor:
-    if level == "token":
+    if level == "token" or not value.numel():  # there is no largest of no tokens
         return value
     if level == "max":
         row = fill_masked(value, mask, -torch.inf).amax(-1, keepdim=True)

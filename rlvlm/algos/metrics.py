@@ -2,7 +2,7 @@
 
 A loss gives tensors [B, L], or [B, 1] where all tokens of a sequence have the same. ``Algorithm.loss`` turns them into the
 *share* of one micro-batch: a ``mean`` is the sum over its tokens divided by the token count of the whole mini-batch. Shares
-of micro-batches and ranks therefore add up.
+of micro-batches and ranks therefore add up. A mini-batch without tokens gives 0 for every metric.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ def token_shares(metrics: Mapping[str, Tensor], clean: ZeroOutside, num_tokens: 
     shares = {}
     for key, value in metrics.items():
         reduction = reduction_of(key)
-        if reduction in ("max", "min"):
+        if num_tokens == 0:
+            shares[key] = torch.zeros((), device=value.device)
+        elif reduction in ("max", "min"):
             shares[key] = _extreme(reduction, value, clean)
         else:
             total = _total(value, clean)
@@ -68,10 +70,12 @@ _JOIN: dict[str, Callable[[Tensor], Tensor]] = {
 
 def _extreme(reduction: str, value: Tensor, clean: ZeroOutside) -> Tensor:
     """Largest or smallest value of a token; minus or plus infinity where there is none."""
+    nothing = -math.inf if reduction == "max" else math.inf
+    if value.numel() == 0:
+        return torch.full((), nothing, device=value.device)
     present = clean.mask if value.shape == clean.mask.shape else clean.counts > 0
-    if reduction == "max":
-        return fill_masked(value, present, -math.inf).amax()
-    return fill_masked(value, present, math.inf).amin()
+    kept = fill_masked(value, present, nothing)
+    return kept.amax() if reduction == "max" else kept.amin()
 
 
 def _total(value: Tensor, clean: ZeroOutside) -> Tensor:

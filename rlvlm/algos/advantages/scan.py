@@ -49,12 +49,13 @@ class Scan:
         """``y_{t+1}`` for rows in which every entry counts."""
         rows, length = values.shape
         level = self._levels[depth]
-        chunks = torch.nn.functional.pad(values, (0, -length % _CHUNK)).view(rows, -1, _CHUNK)
+        count = -(-length // _CHUNK)  # spelt out, for a view of no elements can't tell
+        chunks = torch.nn.functional.pad(values, (0, -length % _CHUNK)).view(rows, count, _CHUNK)
         after = chunks @ level.inside
-        if chunks.shape[1] > 1:
+        if count > 1:
             whole = torch.addcmul(chunks[..., 0], after[..., 0], level.decay)  # y of each chunk as if it were the last
             after.addcmul_(self._scan(whole, depth + 1).unsqueeze(-1), level.lift)
-        return after.view(rows, -1)[:, :length]
+        return after.view(rows, count * _CHUNK)[:, :length]
 
 
 @dataclass(frozen=True)
