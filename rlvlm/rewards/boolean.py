@@ -18,9 +18,13 @@ _TRUE, _FALSE = (
 )
 _CLAUSES = re.compile(r"[.,;:!?\n—]|\s-\s")
 _VERDICT = re.compile(r"(?<!\w)(?:(not|isn't|n't)\s+(?:\w+\s+)?)?(yes|no|true|false|correct|incorrect)(?!\w)")
-_HEDGE = re.compile(
-    r"(?<!\w)(?:or|either|neither|maybe|perhaps|unsure|unclear|unknown|cannot|can't|whether|not sure|don't know|if)(?!\w)"
+_DOUBTFUL = (
+    r"(?:maybe|perhaps|probably|possibly|presumably|likely|unlikely|i (?:guess|suppose)|(?:could|might|may) be|unsure"
+    r"|uncertain|unclear|unknown|not (?:\w+ )?(?:sure|certain)|don't know|hard to (?:say|tell)|可能|也许|大概|或许)"
 )
+_DOUBT = re.compile(rf"(?<!\w){_DOUBTFUL}(?!\w)")
+_MERE_DOUBT = re.compile(rf"(?:(?:but|or|well|i|i'm|am|very|most) )*{_DOUBTFUL}(?: (?:so|not|no|yes|it|though|wrong))*")
+_HEDGE = re.compile(r"(?<!\w)(?:or|either|neither|cannot|can't|whether|if)(?!\w)")
 
 
 @register_reward(
@@ -56,8 +60,9 @@ def read_bool(text: str) -> bool | None:
     if len(alone) == 2:
         return None
     if clauses and (leading := _word(clauses[0])) is not None:
-        return leading  # what follows explains it
-    if _HEDGE.search(text):
+        doubted = any(_MERE_DOUBT.fullmatch(clause) for clause in clauses[1:])
+        return None if doubted else leading  # what follows explains it
+    if _HEDGE.search(text) or _DOUBT.search(text):
         return None
     stated = {(match[2] in _TRUE) != bool(match[1]) for match in _VERDICT.finditer(text)}
     return stated.pop() if len(stated) == 1 else None

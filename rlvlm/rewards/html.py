@@ -7,6 +7,7 @@ from collections.abc import Hashable
 from functools import lru_cache
 from typing import Any, Literal
 
+from rlvlm.errors import RewardError
 from rlvlm.rewards.extras import require
 from rlvlm.rewards.markup import find_code, same_markup, sequence_similarity, set_similarity
 from rlvlm.rewards.rule import register_reward
@@ -36,24 +37,34 @@ def html(
     Words, attributes and tags count as often as they occur and in their order, tags with all tags around them, so neither
     an empty nor a shuffled page is paid. The page is parsed as a browser does; tags that it only implies do not count.
 
+    An answer without words and attributes scores 0 where the gold has any.
+
     Args:
         compat: ``ov15`` gives the published score of LLaVA-OneVision-1.5-RL, overlaps of token and tag sets.
+
+    Raises ``RewardError`` when the gold is no page, or beyond the limits of one.
     """
+    golds = golds_of(answer)
+    read = [_read_gold(gold) for gold in golds] if compat is None else []
     page = find_code(answer_text, unmarked_text, ("html", "xml"))
-    if not page or len(page) > MAX_CHARS or page.count("<") > MAX_TAGS:
+    if not page or _too_large(page):
         return 0.0
     if compat == "ov15":
-        return max(published_score(gold.strip(), page) for gold in golds_of(answer))
+        return max(published_score(gold.strip(), page) for gold in golds)
     words, tags = _read(page)
     best: dict[str, Any] = {"score": 0.0}
-    for gold in golds_of(answer):
-        gold_words, gold_tags = _read_gold(gold)
+    for gold_words, gold_tags in read:
         structure = sequence_similarity(gold_tags, tags) if gold_tags or tags else 1.0
         tokens = sequence_similarity(gold_words, words) if gold_words or words else structure
-        score = 0.6 * tokens + 0.4 * structure if words or tags else 0.0
+        empty = not words and (bool(gold_words) or not tags)  # a skeleton says nothing of what the gold page says
+        score = 0.0 if empty else 0.6 * tokens + 0.4 * structure
         if score > best["score"]:
             best = {"score": score, "detail": {"tokens": tokens, "structure": structure}}
     return best
+
+
+def _too_large(page: str) -> bool:
+    return len(page) > MAX_CHARS or page.count("<") > MAX_TAGS
 
 
 def _read(page: str) -> tuple[list[Hashable], list[Hashable]]:
@@ -79,7 +90,12 @@ def _read(page: str) -> tuple[list[Hashable], list[Hashable]]:
     return words, tags
 
 
-_read_gold = lru_cache(maxsize=256)(_read)
+@lru_cache(maxsize=256)
+def _read_gold(page: str) -> tuple[list[Hashable], list[Hashable]]:
+    words, tags = ([], []) if _too_large(page) else _read(page)
+    if not words and not tags:
+        raise RewardError(f"the record's gold answer {page[:80]!r} is no page, or too large for one; mend the record.")
+    return words, tags
 
 
 def published_score(gold: str, page: str) -> float:

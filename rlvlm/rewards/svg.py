@@ -44,20 +44,21 @@ def svg(
     Args:
         compat: ``ov15`` gives the published score of LLaVA-OneVision-1.5-RL (SSIM, overlaps of token and tag sets).
 
-    Raises ``RewardError`` when the gold is no drawing.
+    Raises ``RewardError`` when the gold is no drawing, or shows nothing and holds no text either.
     """
+    texts = golds_of(answer)
+    golds = [_gold(text) for text in texts] if compat is None else _published_golds(texts)
     source = find_code(answer_text, unmarked_text, ("svg", "xml", "html"))
     if "<svg" not in source.lower():
         return 0.0
     if compat == "ov15":
-        return max(published_score(gold.strip(), source) for gold in golds_of(answer))
+        return max(published_score(gold.strip(), source) for gold in texts)
     root = drawing.parse(source)
     if root is None:
         return 0.0
     words, paths, depths = drawing.tokens(root)
     best: dict[str, Any] = {"score": 0.0}
-    for text in golds_of(answer):
-        gold = _gold(text)
+    for gold in golds:
         tokens = sequence_similarity(gold.words, words)
         structure = (sequence_similarity(gold.paths, paths) + sequence_similarity(gold.depths, depths)) / 2
         picture = _picture(gold, root, (tokens + structure) / 2)
@@ -67,18 +68,32 @@ def svg(
     return best
 
 
+def _published_golds(texts: list[str]) -> list[_Gold]:
+    """None, since sources are compared as they are; raises ``RewardError`` for a gold that holds no drawing."""
+    for text in texts:
+        if "<svg" not in text.lower():
+            raise _no_drawing(text)
+    return []
+
+
+def _no_drawing(text: str) -> RewardError:
+    return RewardError(f"the record's gold answer {text[:80]!r} is no SVG drawing; mend the record.")
+
+
 class _Gold:
     """A gold drawing, read and rendered once."""
 
     def __init__(self, text: str) -> None:
         root = drawing.parse(text)
         if root is None:
-            raise RewardError(f"the record's gold answer {text[:80]!r} is no SVG drawing; mend the record.")
+            raise _no_drawing(text)
         self.words, self.paths, self.depths = drawing.tokens(root)
         self.size = drawing.canvas_of(root)
         pixels = drawing.render(root, self.size)
-        if pixels is None:
-            raise RewardError(f"the record's gold drawing {text[:80]!r} can't be drawn; mend the record.")
+        if pixels is None or (pixels.min() == 255 and not drawing.has_text(root)):
+            raise RewardError(
+                f"the record's gold drawing {text[:80]!r} can't be drawn or shows nothing; mend the record."
+            )
         self.pixels = pixels
         self.blank = drawing.similarity(pixels, np.full_like(pixels, 255))
 
@@ -87,7 +102,7 @@ _gold = lru_cache(maxsize=128)(_Gold)
 
 
 def _picture(gold: _Gold, root: Any, otherwise: float) -> float | None:
-    """The picture part; ``None`` for a drawing that shows nothing, ``otherwise`` where the gold itself shows nothing."""
+    """The picture part; ``None`` for a drawing that shows nothing, ``otherwise`` where the gold shows only text, which is not drawn."""
     if gold.blank > _BLANK:
         return otherwise
     pixels = drawing.render(root, gold.size)

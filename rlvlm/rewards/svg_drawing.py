@@ -35,7 +35,7 @@ _FOREIGN_URL = re.compile(r"url\(\s*['\"]?(?!#)|@import", re.IGNORECASE)
 _COSTLY = re.compile(r"opacity|mask|clip|blend|isolation|url\(", re.IGNORECASE)
 _PIECE = re.compile(r"#[0-9A-Fa-f]+|[A-Za-z]+|[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
 _LONG_NUMBER = re.compile(r"[0-9]{6,}(?:\.[0-9]*)?|(?:[0-9]+\.?[0-9]*|\.[0-9]+)[eE][-+]?[0-9]+")
-_LENGTH = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*(?:px)?\s*")
+_LENGTH = re.compile(r"\s*([-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]{1,2})?)\s*(?:px\s*)?$")
 _WORD = re.compile(r"\w+")
 
 
@@ -114,21 +114,22 @@ def tokens(root: Any) -> tuple[list[str], list[int], list[int]]:
 
 def canvas_of(root: Any) -> tuple[int, int]:
     """Width and height in pixels to draw at: the drawing's own proportion, at most 4:1, the longer side ``SIDE``."""
-    _, _, width, height = _view_box(root)
+    _, _, width, height = _view_box(root) or (0.0, 0.0, 1.0, 1.0)
     ratio = min(max(width / height, 0.25), 4.0)
     return (SIDE, round(SIDE / ratio)) if ratio >= 1 else (round(SIDE * ratio), SIDE)
 
 
 def render(root: Any, size: tuple[int, int]) -> np.ndarray | None:
-    """The drawing on white, [height, width, 3] uint8; ``None`` when it can't be drawn or would cost too much.
+    """The drawing on white, [height, width, 3] uint8; ``None`` when it can't be drawn, has no size, or would cost too much.
 
     No fonts are loaded, so text is not drawn.
     """
-    if _cost(root) > MAX_COST:
+    view_box = _view_box(root)
+    if view_box is None or _cost(root) > MAX_COST:
         return None
     from PIL import Image
 
-    root.set("viewBox", " ".join(f"{value:g}" for value in _view_box(root)))
+    root.set("viewBox", " ".join(f"{value:g}" for value in view_box))
     root.set("width", str(size[0]))
     root.set("height", str(size[1]))
     root.attrib.pop("preserveAspectRatio", None)
@@ -153,21 +154,28 @@ def _name(element: Any) -> str:
     return element.tag.rpartition("}")[2] if isinstance(element.tag, str) else ""
 
 
-def _view_box(root: Any) -> tuple[float, float, float, float]:
-    """Origin and size of the drawing's own units: its viewBox, else its width and height, else 100 by 100."""
+def has_text(root: Any) -> bool:
+    """Whether the drawing holds text, which is not drawn."""
+    return any(_name(element) in ("text", "tspan") and (element.text or "").strip() for element in root.iter())
+
+
+def _view_box(root: Any) -> tuple[float, float, float, float] | None:
+    """Origin and size of the drawing's own units: its viewBox, else its width and height, else 100 by 100.
+
+    ``None`` for a size that leaves nothing to see: a side of 0 or less, or beyond the largest coordinate.
+    """
+    sides = [float(side[1]) if side else None for side in (_LENGTH.match(root.get(n, "")) for n in ("width", "height"))]
+    if any(side is not None and side <= 1e-3 for side in sides):
+        return None
     numbers = [
         float(number)
         for number in re.findall(r"[-+]?[0-9]*\.?[0-9]+(?:[eE][-+]?[0-9]{1,2})?", root.get("viewBox", ""))[:5]
     ]
-    if (
-        len(numbers) == 4
-        and all(math.isfinite(number) and abs(number) < 1e6 for number in numbers)
-        and min(numbers[2:]) > 1e-3
-    ):
-        return numbers[0], numbers[1], numbers[2], numbers[3]
-    sides = [_LENGTH.fullmatch(root.get(name, "")) for name in ("width", "height")]
-    width, height = (float(side[1]) if side else 100.0 for side in sides)
-    return (0.0, 0.0, width, height) if 1e-3 < width < 1e6 and 1e-3 < height < 1e6 else (0.0, 0.0, 100.0, 100.0)
+    if len(numbers) == 4:
+        visible = all(abs(number) < MAX_COORDINATE for number in numbers) and min(numbers[2:]) > 1e-3
+        return (numbers[0], numbers[1], numbers[2], numbers[3]) if visible else None
+    width, height = (100.0 if side is None else side for side in sides)
+    return (0.0, 0.0, width, height) if max(width, height) < MAX_COORDINATE else None
 
 
 def _cost(root: Any) -> float:

@@ -103,6 +103,34 @@ def test_a_verdict_is_read_by_whole_words(text: str, verdict: bool | None) -> No
     assert read_bool(text) is verdict
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(
+            f"{hedge} yes"
+            for hedge in ("Probably", "likely", "possibly", "I guess", "could be", "Maybe", "perhaps, it is")
+        ),
+        *(
+            "yes, maybe",
+            "Yes. Probably.",
+            "yes, but maybe not",
+            "yes - I'm not sure",
+            "It is most likely true",
+            "可能 yes",
+        ),
+    ],
+)
+def test_a_hedged_verdict_is_none(text: str) -> None:
+    assert read_bool(text) is None
+
+
+@pytest.mark.parametrize(
+    "text", ["yes, the left one may be larger", "I think it is true", "Yes, although it is unclear why"]
+)
+def test_doubt_about_something_else_leaves_the_verdict(text: str) -> None:
+    assert read_bool(text) is True
+
+
 def test_bool_takes_python_golds_and_refuses_others() -> None:
     assert score("bool", "<answer>yes</answer>", True) == 1.0
     assert score("bool", "<answer>no</answer>", 0) == 1.0

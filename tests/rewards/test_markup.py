@@ -50,7 +50,9 @@ def test_a_shuffled_bag_of_the_pages_own_tokens_and_tags_is_not_paid() -> None:
 
 
 def test_an_empty_skeleton_and_repetition_are_not_paid_as_the_page() -> None:
-    assert _html("<html><body></body></html>") < 0.25
+    skeleton = re.sub(r">[^<]+<", "><", re.sub(r"<(\w+)[^>]*>", r"<\1>", PAGE))
+    assert _html("<html><body></body></html>") == _html(skeleton) == 0.0
+    assert _html("<hr>", "<hr>") == 1.0
     assert _html("") == _html("<!-- Soup -->") == 0.0
     assert _html(PAGE * 8) < 0.4
 
@@ -146,6 +148,35 @@ def test_costly_drawings_end_in_time(body: str) -> None:
 def test_a_gold_that_is_no_drawing_is_an_error() -> None:
     with pytest.raises(RewardError, match="no SVG drawing"):
         svg(SQUARE, "", "a red square")
+
+
+HIDDEN = ('width="0" height="0"', 'width="0" height="0" viewBox="0 0 64 64"', 'width="-8" height="8"')
+OUT_OF_SIGHT = tuple(f'viewBox="{box}"' for box in ("0 0 -5 -5", "0 0 0 0", "0 0 1e9 1e9", "0 0 900000 900000"))
+
+
+@pytest.mark.parametrize("frame", HIDDEN + OUT_OF_SIGHT)
+def test_a_drawing_that_shows_nothing_scores_nothing_and_is_no_gold(frame: str) -> None:
+    hidden = f'<svg xmlns="http://www.w3.org/2000/svg" {frame}>' + SQUARE.partition(">")[2]
+    assert _svg(hidden) == 0.0
+    with pytest.raises(RewardError, match="shows nothing"):
+        svg("", "", hidden)
+
+
+def test_a_gold_of_text_alone_is_compared_by_its_source() -> None:
+    words = HEAD + "<text>two words</text></svg>"
+    assert _svg(words, words) == 1.0
+
+
+@pytest.mark.parametrize("answer", ["", SQUARE])
+def test_a_gold_that_nothing_can_match_is_told_before_the_answer_is_read(answer: str) -> None:
+    with pytest.raises(RewardError, match="no SVG drawing"):
+        svg(answer, "", "a red square")
+    with pytest.raises(RewardError, match="no SVG drawing"):
+        svg(answer, "", "a red square", compat="ov15")
+    with pytest.raises(RewardError, match="shows nothing"):
+        svg(answer, "", "<svg></svg>")
+    with pytest.raises(RewardError, match="no page"):
+        html(answer, "", "<!-- to do -->")
 
 
 def test_sequences_are_compared_with_order_and_number() -> None:
