@@ -23,6 +23,7 @@ from rlvlm.algos.metrics import token_means
 from rlvlm.algos.numerics import fill_masked, row_blocks
 from rlvlm.algos.registries import COUNTS
 from rlvlm.algos.results import AdvantageEstimate
+from rlvlm.algos.settings import check_settings
 from rlvlm.algos.value_losses import explained_variance
 from rlvlm.algos.weighted import Weighted
 from rlvlm.batch import Batch
@@ -71,6 +72,7 @@ class Algorithm:
 
     def __init__(self, config: AlgorithmConfig | None = None) -> None:
         self.config = config or AlgorithmConfig()
+        check_settings(self.config)
         self._parts = compose(
             advantage=self.config.advantage,
             policy_loss=self.config.policy_loss,

@@ -52,9 +52,9 @@ def check_clip(clip_low: float, clip_high: float, dual_clip: float | None = None
     """Raises ``ConfigError`` for a lower bound of the ratio below 0 or above 1, an upper one below 1, or a dual clip up to 1."""
     if not 0 <= clip_low <= 1:
         raise ConfigError(f"clip_low lies between 0 and 1 (the ratio is clipped at 1 - clip_low), got {clip_low}.")
-    if clip_high < 0:
+    if not clip_high >= 0:
         raise ConfigError(f"clip_high is at least 0 (the ratio is clipped at 1 + clip_high), got {clip_high}.")
-    if dual_clip is not None and dual_clip <= 1:
+    if dual_clip is not None and not dual_clip > 1:
         raise ConfigError(f"dual_clip is a ratio above 1, or null for none, got {dual_clip}.")
 
 
@@ -63,6 +63,27 @@ def check_positive(part: str, **options: float) -> None:
     for name, value in options.items():
         if not value > 0:
             raise ConfigError(f"option '{name}' of '{part}' is above 0, got {value}.")
+
+
+def check_not_negative(part: str, **options: float) -> None:
+    """Raises ``ConfigError`` unless all options are at least 0."""
+    for name, value in options.items():
+        if not value >= 0:
+            raise ConfigError(f"option '{name}' of '{part}' is at least 0, got {value}.")
+
+
+def check_factor(part: str, **options: float) -> None:
+    """Raises ``ConfigError`` unless all options lie between 0 and 1, both included."""
+    for name, value in options.items():
+        if not 0 <= value <= 1:
+            raise ConfigError(f"option '{name}' of '{part}' lies between 0 and 1, got {value}.")
+
+
+def check_share(part: str, **options: float) -> None:
+    """Raises ``ConfigError`` unless all options are shares of a whole, above 0 and at most 1."""
+    for name, value in options.items():
+        if not 0 < value <= 1:
+            raise ConfigError(f"option '{name}' of '{part}' is above 0 and at most 1, got {value}.")
 
 
 def check_window(part: str, low: float, high: float) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,7 @@ from rlvlm.algos.registries import (
     SCOPES,
     VALUE_LOSSES,
 )
+from rlvlm.algos.regularizers import KLToReference
 from rlvlm.algos.weighted import Weighted, build_kl_in_reward, build_value_loss, build_weighted
 from rlvlm.errors import ConfigError, nearest
 from rlvlm.fields import FIELDS
@@ -68,6 +69,11 @@ class Composition:
         lists = {f"correction.{i}": part for i, part in enumerate(self.corrections)}
         lists.update({f"filter.{i}": part for i, part in enumerate(self.filters)})
         return {**single, **lists, **{f"regularizer.{term.name}": term.part for term in terms}}
+
+    def weighted(self) -> list[Weighted]:
+        """Everything that has a weight."""
+        terms = (*self.on_loss, *self.on_reward, *self.on_weights, self.kl_in_reward, self.value_loss)
+        return [term for term in terms if term is not None]
 
     def controlled(self) -> dict[str, Weighted]:
         """The weights that move between steps, by name."""
@@ -137,6 +143,8 @@ def compose(
         on_weights=tuple(term for term in terms if term.part.traits["acts_on"] == "weights"),
     )
     for part in (*composition.before_update(), *composition.in_policy_loss(), *composition.in_value_loss()):
+        _try_options(part)
+    for part in _inside(composition):
         _try_options(part)
     _check_scopes(composition)
     _check_controllers(composition)
@@ -218,6 +226,16 @@ def _try_options(part: Part) -> None:
         part(given)
 
 
+def _inside(composition: Composition) -> Iterator[Part]:
+    """Parts that other parts hold: controllers of weights, and estimators of a KL."""
+    if composition.kl_in_reward is not None:
+        yield composition.kl_in_reward.part
+    for term in composition.weighted():
+        yield term.controller
+        if isinstance(term.part.call, KLToReference):
+            yield term.part.call.estimator
+
+
 def _words(options: Mapping[str, Any]) -> list[str]:
     """What the options name, among it the reward rules of the run; those are checked when there are scores."""
     values = [*options.values(), *(key for value in options.values() if isinstance(value, Mapping) for key in value)]
@@ -225,7 +243,7 @@ def _words(options: Mapping[str, Any]) -> list[str]:
 
 
 def _one_token(name: str) -> Any:
-    if name in COUNTS:
+    if name in COUNTS or name in ("weight", "measured", "num_samples"):  # the last are what a controller reads
         return 1.0
     if name == "generator":
         return torch.Generator()

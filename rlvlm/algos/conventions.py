@@ -39,6 +39,8 @@ class Conventions:
         for kind, parts in options.items():
             if kind not in _KINDS:
                 raise ConfigError(f"algorithm.conventions has no kind of part '{kind}'{nearest(kind, _KINDS)}.")
+            if not isinstance(parts, Mapping):
+                raise ConfigError(f"algorithm.conventions.{kind} is a mapping of parts, got {parts!r}.")
             for name, given in parts.items():
                 _check(_KINDS[kind], name, given)
 

@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from rlvlm.algos.checks import check_positive, check_token_fields, check_window
+from rlvlm.algos.checks import check_not_negative, check_positive, check_token_fields, check_window
 from rlvlm.algos.numerics import as_mask, exp_clamped, fill_masked, masked_mean, masked_sum
 from rlvlm.algos.registries import register_correction
 from rlvlm.algos.results import Correction
@@ -99,6 +99,7 @@ def ratio_mask(
     Args:
         level: whose ratio it is.
     """
+    check_not_negative("ratio_mask", low=low)
     check_window("ratio_mask", low, high)
     ratio, mask = ratios(prox_logp, behav_logp, loss_mask, level)
     keep = mask & (ratio >= low) & (ratio <= high)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from rlvlm.algos.checks import check_rows_of, check_window
+from rlvlm.algos.checks import check_not_negative, check_rows_of, check_window
 from rlvlm.algos.grouping import group
 from rlvlm.algos.numerics import as_mask
 from rlvlm.algos.registries import register_filter
@@ -34,6 +34,7 @@ def reward_spread(
     Args:
         of: what is compared: ``rewards`` (after shaping), ``scores`` (before), or the name of a reward rule.
     """
+    check_not_negative("reward_spread", above=above)
     groups = group(_chosen(of, rewards, scores, scores_by_rule), group_ids)
     return groups.to_rows(groups.spread > above)
 
@@ -70,6 +71,7 @@ def length(loss_mask: Tensor, group_ids: Tensor, *, shortest: float = 0.0, longe
     """``shortest ≤ mean(length) ≤ longest``: keeps groups by their mean number of policy tokens; ``longest`` may be null."""
     check_rows_of(loss_mask, group_ids=group_ids)
     longest = math.inf if longest is None else longest
+    check_not_negative("length", shortest=shortest)
     check_window("length", shortest, longest)
     groups = group(as_mask(loss_mask).sum(-1).to(torch.float32), group_ids)
     mean = groups.minimum + groups.mean_shifted

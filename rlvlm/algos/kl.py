@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from rlvlm.algos.checks import check_same_shape
+from rlvlm.algos.checks import check_positive, check_same_shape
 from rlvlm.algos.numerics import exp_clamped
 from rlvlm.algos.registries import register_kl
 
@@ -52,6 +52,8 @@ def k3(logp: Tensor, ref_logp: Tensor, *, max_value: float | None = None) -> Ten
     Args:
         max_value: clamp of the estimate, beyond which it has no gradient (10 in verl).
     """
+    if max_value is not None:
+        check_positive("k3", max_value=max_value)
     difference = -k1(logp, ref_logp)
     estimate = exp_clamped(difference) - difference - 1
     return estimate if max_value is None else estimate.clamp(max=max_value)

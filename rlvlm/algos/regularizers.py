@@ -27,11 +27,11 @@ class KLToReference:
     """
 
     def __init__(self, *, estimator: Any = "k3") -> None:
-        self._estimator = KL_ESTIMATORS.build(estimator)
+        self.estimator = KL_ESTIMATORS.build(estimator)
 
     def __call__(self, logp: Tensor, ref_logp: Tensor) -> Tensor:
         """The KL estimate of each token."""
-        estimate: Tensor = self._estimator({"logp": logp, "ref_logp": ref_logp})
+        estimate: Tensor = self.estimator({"logp": logp, "ref_logp": ref_logp})
         return estimate
 
 

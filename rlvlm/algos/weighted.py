@@ -18,21 +18,22 @@ class Weighted:
         name: the key under which it stands in the settings, and in metrics.
         part: what is weighted.
         weight: its weight in the current step.
+        controller: what moves the weight between steps.
     """
 
     def __init__(self, name: str, part: Part, weight: float, controller: Part) -> None:
         self.name, self.part, self.weight = name, part, weight
-        self._controller = controller
+        self.controller = controller
 
     @property
     def is_controlled(self) -> bool:
         """True when the next weight depends on what is measured."""
-        return "measured" in (*self._controller.needs, *self._controller.optional)
+        return "measured" in (*self.controller.needs, *self.controller.optional)
 
     def update(self, measured: float, num_samples: int) -> None:
         """Moves the weight after a step of ``num_samples`` samples in which the mean of the part was ``measured``."""
         given = {"weight": self.weight, "measured": measured, "num_samples": num_samples}
-        self.weight = float(self._controller(given))
+        self.weight = float(self.controller(given))
 
 
 def build_weighted(registry: Registry, key: str, node: Any, where: str, default: float | None = None) -> Weighted:

@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from rlvlm.algos.checks import check_rows_of
+from rlvlm.algos.checks import check_not_negative, check_rows_of
 from rlvlm.algos.grouping import Groups, group, one_group
 from rlvlm.algos.numerics import as_mask, fill_masked, keep_bits, mask_bits, row_blocks, whiten, wide
 from rlvlm.algos.registries import register_advantage
@@ -49,6 +49,7 @@ def grpo(
         leave_one_out: leave the sample itself out of its mean.
         whiten_tokens: normalise once more over the tokens of the batch (AReaL, LLaVA-OneVision-1.5-RL).
     """
+    check_not_negative("grpo", eps=eps)
     groups = group(rewards, group_ids)
     advantage = _deviations(mean, rewards, groups, leave_one_out)
     if std == "group":
@@ -135,6 +136,7 @@ def grpo_passk(
     Args:
         divide: divide by the group's standard deviation.
     """
+    check_not_negative("grpo_passk", eps=eps)
     groups = group(rewards, group_ids)
     best = groups.valid & (groups.shifted == groups.to_rows(groups.spread))
     alone_at_top = groups.sum(wide(best)) == 1

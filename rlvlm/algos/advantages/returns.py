@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rlvlm.algos.advantages.scan import Scan, scan_with_decays
-from rlvlm.algos.checks import check_ids, check_rows_of, check_token_fields
+from rlvlm.algos.checks import check_factor, check_ids, check_rows_of, check_token_fields
 from rlvlm.algos.numerics import Moments, as_mask, fill_masked, keep_bits, mask_bits, row_blocks, whiten
 from rlvlm.algos.registries import register_advantage
 from rlvlm.algos.results import AdvantageEstimate
@@ -37,10 +37,11 @@ def gae(
     Elsewhere: ``gae`` (verl, EasyR1, RLLaVA, OpenRLHF).
 
     Args:
-        gamma: discount.
+        gamma: discount, from 0 to 1.
         lam: λ, from 0 (one step) to 1 (whole return).
         whiten_tokens: normalise the advantages (not the returns) over the tokens of the batch.
     """
+    check_factor("gae", gamma=gamma, lam=lam)
     check_token_fields(token_rewards=token_rewards, values=values, loss_mask=loss_mask)
     mask = as_mask(loss_mask)
     advantages, returns = torch.empty_like(values), torch.empty_like(values)
@@ -76,6 +77,7 @@ def reinforce_plus_plus(
         masked: what a masked token does to the return of those before it: ``carry`` passes it on, ``reset`` cuts it off
             (EasyR1, RLLaVA and verl up to July 2026), so that the turns before an observation see no later reward.
     """
+    check_factor("reinforce_plus_plus", gamma=gamma)
     check_token_fields(token_rewards=token_rewards, loss_mask=loss_mask)
     mask = as_mask(loss_mask)
     rewards = fill_masked(token_rewards, mask)

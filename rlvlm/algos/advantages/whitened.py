@@ -7,6 +7,7 @@ token by the batch mean, and so would give a group of equal rewards, which has n
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Literal
 
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 
 from rlvlm.algos.advantages.group import Singleton, over_std, over_tokens, settle_singletons
-from rlvlm.algos.checks import check_rows_of
+from rlvlm.algos.checks import check_not_negative, check_rows_of
 from rlvlm.algos.grouping import Groups, group
 from rlvlm.algos.numerics import as_mask, fill_masked, whiten, wide
 from rlvlm.algos.registries import register_advantage
@@ -68,9 +69,11 @@ def gdpo(
         divide: divide by each rule's standard deviation in the group.
     """
     check_rows_of(loss_mask, group_ids=group_ids)
+    check_not_negative("gdpo", eps=eps)
     chosen = dict.fromkeys(scores_by_rule, 1.0) if weights is None else weights
     if not chosen:
         raise ConfigError("gdpo normalises each reward rule by itself, and there are the scores of none.")
+    _check_weights(chosen)
     total = wide(torch.zeros_like(group_ids, dtype=torch.float32))
     valid, keep = torch.zeros_like(group_ids, dtype=torch.bool), torch.zeros_like(group_ids, dtype=torch.bool)
     for rule, weight in chosen.items():
@@ -94,6 +97,12 @@ def whiten_over_tokens(advantage: Tensor, rewards: Tensor, loss_mask: Tensor, va
     mask = as_mask(loss_mask)
     counted = mask & valid.unsqueeze(-1)
     return fill_masked(whiten(over_tokens(advantage, rewards, mask), counted), counted & keep.unsqueeze(-1))
+
+
+def _check_weights(weights: Mapping[str, float]) -> None:
+    for rule, weight in weights.items():
+        if not isinstance(weight, (int, float)) or isinstance(weight, bool) or not math.isfinite(weight):
+            raise ConfigError(f"option 'weights' of 'gdpo' gives '{rule}' a finite number, got {weight!r}.")
 
 
 def _flat(groups: Groups, singleton: Singleton) -> Tensor:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rlvlm.algos.checks import check_positive, check_token_fields, check_window
+from rlvlm.algos.checks import check_not_negative, check_share, check_token_fields, check_window
 from rlvlm.algos.numerics import ZeroOutside, as_mask, exp_clamped, fill_masked, masked_mean, wide
 from rlvlm.algos.policy_losses.clipping import clipped_surrogate
 from rlvlm.algos.registries import register_policy_loss
@@ -42,7 +42,7 @@ def clip_cov(
         low, high: covariance between which a token may be drawn; one that is clipped already is not.
     """
     check_token_fields(logp=logp, prox_logp=prox_logp, advantages=advantages, loss_mask=loss_mask)
-    check_positive("clip_cov", share=share)
+    check_share("clip_cov", share=share)
     check_window("clip_cov", low, high)
     mask = as_mask(loss_mask)
     logp, prox_logp, advantages = map(ZeroOutside(mask), (logp, prox_logp, advantages))
@@ -76,7 +76,8 @@ def kl_cov(
         coefficient: weight of the penalty.
     """
     check_token_fields(logp=logp, prox_logp=prox_logp, advantages=advantages, loss_mask=loss_mask)
-    check_positive("kl_cov", share=share)
+    check_share("kl_cov", share=share)
+    check_not_negative("kl_cov", coefficient=coefficient)
     mask = as_mask(loss_mask)
     logp, prox_logp, advantages = map(ZeroOutside(mask), (logp, prox_logp, advantages))
     log_ratio = logp - prox_logp
