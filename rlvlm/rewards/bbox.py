@@ -12,6 +12,7 @@ from rlvlm.rewards.geometry import (
     Space,
     converted,
     corners,
+    gold_boxes,
     iou,
     matched_share,
     read_gold,
@@ -58,18 +59,16 @@ def bbox(
         giou: use (1 + GIoU) / 2, which also tells near misses from far ones.
         multi: whether several boxes may be asked for; ``None`` goes by the gold. Where one is, several are no answer.
 
-    Raises ``RewardError`` when the gold holds no box, or a size that is needed is unknown.
+    Raises ``RewardError`` when the gold holds no box, or one without area, or a size that is needed is unknown.
     """
+    golds = gold_boxes(read_gold(answer, 4), gold_format)
     found = read_shapes(answer_text, 4) if answer_text else []
-    if not found:
-        return 0.0
-    golds = read_gold(answer, 4)
-    several = len(golds) > 1 if multi is None else multi
-    if not several and len(found) > 1:
-        return 0.0
     sizes = {"pixel": image_size, "resized": resized_size}
     boxes = [corners(box, pred_format) for box in converted(found, pred_space, gold_space or pred_space, sizes)]
-    overlaps = [[iou(box, corners(gold, gold_format), generalised=giou) for gold in golds] for box in boxes]
+    several = len(golds) > 1 if multi is None else multi
+    if not boxes or (not several and len(boxes) > 1):
+        return 0.0
+    overlaps = [[iou(box, gold, generalised=giou) for gold in golds] for box in boxes]
     if iou_threshold is not None:
         overlaps = [[float(overlap >= iou_threshold) for overlap in row] for row in overlaps]
     return matched_share(overlaps) if several else max(overlaps[0])
@@ -101,23 +100,22 @@ def point(
         radius: allowed distance from a gold point, in the gold's units.
         multi: whether several points may be asked for; ``None`` goes by the gold.
 
-    Raises ``RewardError`` when the gold holds neither box nor point, a point has no ``radius``, or a needed size is unknown.
+    Raises ``RewardError`` when the gold holds neither point nor box, or a box without area, a point has no ``radius``, or a
+    needed size is unknown.
     """
-    found = read_shapes(answer_text, 2) if answer_text else []
-    if not found:
-        return 0.0
     golds, are_boxes = _targets(answer)
-    several = len(golds) > 1 if multi is None else multi
-    if not several and len(found) > 1:
-        return 0.0
+    edges = gold_boxes(golds, gold_format) if are_boxes else []
     if not are_boxes and radius is None:
         raise RewardError(
             "the gold answer is a point, so the rule 'point' needs its option 'radius', in the gold's units."
         )
+    found = read_shapes(answer_text, 2) if answer_text else []
     sizes = {"pixel": image_size, "resized": resized_size}
     points = converted(found, pred_space, gold_space or pred_space, sizes)
+    several = len(golds) > 1 if multi is None else multi
+    if not points or (not several and len(points) > 1):
+        return 0.0
     if are_boxes:
-        edges = [corners(gold, gold_format) for gold in golds]
         hits = [[float(x1 <= x <= x2 and y1 <= y <= y2) for x1, y1, x2, y2 in edges] for x, y in points]
     else:
         hits = [[float(math.dist(one, gold) <= (radius or 0.0)) for gold in golds] for one in points]

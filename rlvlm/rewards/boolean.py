@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import Any
 
 from rlvlm.errors import RewardError
@@ -35,12 +36,12 @@ def boolean(answer_text: str, answer: Any) -> float:
 
     Raises ``RewardError`` when the gold is neither.
     """
+    golds = {_gold(gold) for gold in golds_of(answer)}
     verdict = read_bool(answer_text) if answer_text else None
-    if verdict is None:
-        return 0.0
-    return float(any(verdict == _gold(gold) for gold in golds_of(answer)))
+    return float(verdict in golds)
 
 
+@lru_cache(maxsize=1024)
 def _gold(text: str) -> bool:
     verdict = {"1": True, "0": False}.get(text.strip(), read_bool(text))
     if verdict is None:

@@ -75,12 +75,12 @@ def code(
 
     Raises ``RewardError`` when there is no test, or one is none of these, or where there can be no sandbox.
     """
-    program = find_code(answer_text, unmarked_text, ("python", "py", "python3"))
-    if not program or len(program) > MAX_CHARS:
-        return 0.0
     tests = list(read_tests(answer))
     if not tests:
         raise RewardError("the record's gold answer holds no test; a program without tests can't be scored.")
+    program = find_code(answer_text, unmarked_text, ("python", "py", "python3"))
+    if not program or len(program) > MAX_CHARS:
+        return 0.0
     passed = _passed(program, tests, seconds, memory_mb)
     share = sum(passed) / len(passed)
     return {"score": share if partial else float(all(passed)), "detail": {"passed": sum(passed), "tests": len(passed)}}

@@ -163,6 +163,17 @@ def _extent(space: Space, sizes: Mapping[str, Any]) -> tuple[float, float]:
     return float(size[0]), float(size[1])
 
 
+def gold_boxes(golds: Sequence[Shape], form: BoxFormat) -> list[Shape]:
+    """The record's gold boxes as x1, y1, x2, y2; one without area, which nothing can match, raises ``RewardError``."""
+    boxes = [corners(gold, form) for gold in golds]
+    for gold, box in zip(golds, boxes, strict=True):
+        if not _area(box):
+            raise RewardError(
+                f"the record's gold box {list(gold)} has no area as {form}; mend the record or the option 'gold_format'."
+            )
+    return boxes
+
+
 def corners(box: Shape, form: BoxFormat) -> Shape:
     """A box as x1, y1, x2, y2."""
     return box if form == "xyxy" else (box[0], box[1], box[0] + box[2], box[1] + box[3])

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from rlvlm.errors import RewardError
 from rlvlm.rewards.math_compare import same_answer
+from rlvlm.rewards.math_text import canonical
 from rlvlm.rewards.rule import register_reward
 from rlvlm.rewards.text import golds_of
 
@@ -22,9 +24,16 @@ def math(answer_text: str, candidates: Any, answer: Any) -> float:
     of six or more significant digits stands for the irrational number that rounds to it. What can't be read as
     mathematics is compared as text, and what could take long to evaluate is not evaluated.
 
+    Raises ``RewardError`` when the gold is blank, or nothing but TeX that shows nothing.
+
     Built on math-verify and sympy.
     """
+    golds = golds_of(answer)
+    if not all(map(canonical, golds)):
+        raise RewardError(
+            f"the record's gold answer {str(answer)[:80]!r} holds no mathematics and no word; mend the record."
+        )
     texts = [answer_text] if answer_text else list(candidates)
     if not texts:
         return 0.0
-    return float(any(all(same_answer(gold, text) for text in texts) for gold in golds_of(answer)))
+    return float(any(all(same_answer(gold, text) for text in texts) for gold in golds))

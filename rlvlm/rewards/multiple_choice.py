@@ -55,36 +55,38 @@ def multiple_choice(answer_text: str, answer: Any, options: Any = None, *, multi
     Args:
         multi_select: whether a set of letters is asked for, all of which must be named; ``None`` goes by the gold.
 
-    Raises ``RewardError`` when the gold names no choice.
+    Raises ``RewardError`` when the gold names no choice, one that is none of the options, or several where one is asked for.
     """
-    if not answer_text:
-        return 0.0
     texts = _labelled(options)
-    named = read_choices(answer_text, texts)
-    if not named:
-        return 0.0
+    wanted = [_gold(gold, texts) for gold in golds_of(answer)]
     if multi_select:
-        wanted = [frozenset().union(*(_gold(gold, texts) for gold in golds_of(answer)))]
-    else:
-        wanted = [_gold(gold, texts) for gold in golds_of(answer)]
-    if multi_select is False or (multi_select is None and len(wanted) > 1):
-        return float(len(named) == 1 and named in wanted)
-    return float(named in wanted)
+        wanted = [frozenset().union(*wanted)]
+    elif multi_select is False or len(wanted) > 1:
+        wanted = [letters for letters in wanted if len(letters) == 1]
+    if not wanted:
+        raise RewardError(
+            f"the record's gold answer {str(answer)[:80]!r} names several choices where one is asked for; see 'multi_select'."
+        )
+    return float(bool(answer_text) and read_choices(answer_text, texts) in wanted)
 
 
 def _gold(text: str, options: Mapping[str, str]) -> frozenset[str]:
+    named = _gold_letters(text, options)
+    if not named or (options and not named <= set(options)):
+        raise RewardError(
+            f"the record's gold answer {text[:80]!r} names no choice; give a letter, or the text of one of the record's 'options'."
+        )
+    return named
+
+
+def _gold_letters(text: str, options: Mapping[str, str]) -> frozenset[str]:
     if folded(text) not in map(folded, options.values()):
         letters = _GOLD_FILLER.sub("", text)
         if len(letters) == 1 and letters.isalpha():
             return frozenset(letters.upper())
         if letters and letters.isupper() and letters.isascii() and letters == "".join(sorted(set(letters))):
             return frozenset(letters)  # "AC", "A, C": several are asked for
-    named = read_choices(text, options)
-    if not named:
-        raise RewardError(
-            f"the record's gold answer {text[:80]!r} names no choice; give a letter, or the text of one of the record's 'options'."
-        )
-    return named
+    return read_choices(text, options)
 
 
 def _labelled(options: Any) -> dict[str, str]:

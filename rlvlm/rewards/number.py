@@ -48,14 +48,13 @@ def number(answer_text: str, answer: Any, *, tolerance: float = 0.0, relative: f
 
     Raises ``RewardError`` when the gold is no number.
     """
-    if not answer_text:
-        return 0.0
-    value = read_number(answer_text)
+    golds = (
+        [_gold(answer)] if type(answer) is str else [_gold(gold) for gold in golds_of(answer)]
+    )  # text is the usual case
+    value = read_number(answer_text) if answer_text else None
     if value is None:
         return 0.0
-    if type(answer) is str:  # the usual case, kept quick
-        return 1.0 if _close(value, _gold(answer), tolerance, relative) else 0.0
-    return float(any(_close(value, _gold(gold), tolerance, relative) for gold in golds_of(answer)))
+    return 1.0 if any(_close(value, gold, tolerance, relative) for gold in golds) else 0.0
 
 
 def _gold(text: str) -> int | Fraction:

@@ -32,15 +32,17 @@ def ocr(answer_text: str, unmarked_text: str, answer: Any, *, exact_digits: bool
 
     Args:
         exact_digits: whether a text with other numbers than the gold's scores 0, so that 1998 is not nearly 1999.
+
+    Raises ``RewardError`` when the gold is blank.
     """
+    golds = [folded(gold) for gold in golds_of(answer)]
     read = answer_text or unmarked_text
     text = folded(read) if len(read) <= MAX_CHARS else ""
     if not text:
         return 0.0
     similarity = require("rapidfuzz.distance.Levenshtein").normalized_similarity
     best = 0.0
-    for gold in golds_of(answer):
-        wanted = folded(gold)
+    for wanted in golds:
         if not exact_digits or _DIGITS.findall(wanted) == _DIGITS.findall(text):
             best = max(best, similarity(wanted, text, score_cutoff=THRESHOLD))
     return float(best)

@@ -26,12 +26,15 @@ def string(answer_text: str, unmarked_text: str, answer: Any, *, case_sensitive:
 
     Args:
         case_sensitive: whether upper and lower case differ.
+
+    Raises ``RewardError`` when the gold is blank.
     """
+    golds = [text for gold in golds_of(answer) if (text := _normalised(gold, case_sensitive))]
+    if not golds:
+        raise RewardError(f"the record's gold answer {str(answer)[:80]!r} is nothing but markup; mend the record.")
     read = answer_text or unmarked_text
     text = _normalised(read, case_sensitive) if len(read) <= MAX_CHARS else ""
-    if not text:
-        return 0.0
-    return float(any(text == _normalised(gold, case_sensitive) for gold in golds_of(answer)))
+    return float(text in golds)
 
 
 def _normalised(text: str, case_sensitive: bool) -> str:
@@ -47,10 +50,10 @@ def critic(answer_text: str, unmarked_text: str, answer: Any, *, verdicts: list[
     """1 when the verdict is the gold verdict to the letter, white space at the ends aside, else 0.
 
     Args:
-        verdicts: the verdicts that exist; a gold outside them raises ``RewardError``.
+        verdicts: the verdicts that exist; a gold outside them raises ``RewardError``, as a blank one does.
     """
     text = (answer_text or unmarked_text).strip()
-    golds = [gold.strip() for gold in golds_of(answer)] if text else []
+    golds = [gold.strip() for gold in golds_of(answer)]
     for gold in golds:
         if verdicts is not None and gold not in verdicts:
             raise RewardError(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import re
 import unicodedata
 from collections.abc import Iterable
+from numbers import Real
 from typing import Any
 
 from rlvlm.errors import RewardError
@@ -57,16 +59,23 @@ def folded(text: str) -> str:
 
 
 def golds_of(answer: Any) -> list[str]:
-    """The gold answers of a record as text: one, or a list of which any is right. An empty one raises ``RewardError``."""
+    """The gold answers of a record as text: one, or a list of which any is right; ``None``, NaN and blanks in it are none.
+
+    Raises ``RewardError`` when nothing is left.
+    """
     if isinstance(answer, str):
         golds = [answer]
     elif isinstance(answer, Iterable) and not isinstance(answer, (bytes, dict)):
-        golds = [str(gold) for gold in answer if gold is not None]
+        golds = [str(gold) for gold in answer if not _is_missing(gold)]
     else:
-        golds = [] if answer is None else [str(answer)]
-    golds = [gold for gold in golds if gold.strip()]
+        golds = [] if _is_missing(answer) else [str(answer)]
+    golds = [gold for gold in golds if ascii_forms(gold).strip()]
     if not golds:
         raise RewardError(
             f"the record's gold answer is empty ({answer!r}); give every record an answer, or filter it out."
         )
     return golds
+
+
+def _is_missing(gold: Any) -> bool:
+    return gold is None or (isinstance(gold, Real) and math.isnan(gold))

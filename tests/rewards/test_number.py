@@ -74,4 +74,5 @@ def test_any_of_several_golds_is_right_and_an_unreadable_gold_is_an_error() -> N
     assert score("number", "<answer>3</answer>", ["2", "3"]) == 1.0
     with pytest.raises(RewardError, match="'seven' is not one number"):
         score("number", "<answer>3</answer>", "seven")
-    assert score("number", "<answer></answer>", "seven") == 0.0
+    with pytest.raises(RewardError, match="'seven' is not one number"):
+        score("number", "<answer></answer>", "seven")
