@@ -119,7 +119,7 @@ def _check(arguments: argparse.Namespace) -> int:
     (source,) = open_sources(config)
     report = check_source(source, config, family, decode=arguments.decode, dialogues=arguments.dialogues)
     print(json.dumps(report.as_dict(), indent=1) if arguments.json else as_text(report))
-    return 1 if report.fault_count else 0
+    return 1 if report.fault_count or not report.usable else 0
 
 
 def _family(path: str) -> Any:
@@ -155,6 +155,7 @@ def _pack(arguments: argparse.Namespace) -> int:
     from rlvlm.data.offline_packing import Budget, Lengths, ShardTask, count_lengths, pack, save_bins, write_shards
     from rlvlm.data.progress import Progress
     from rlvlm.data.workers import SourceTask
+    from rlvlm.errors import DataError
 
     config = dataclasses.replace(_config_of(arguments), on_bad_row=arguments.on_bad_row)
     task = SourceTask(config, partial(_family, arguments.model), tuple(arguments.plugin))
@@ -169,6 +170,11 @@ def _pack(arguments: argparse.Namespace) -> int:
         keep = arguments.over_long == "keep"
         with Progress("bins", len(lengths.tokens), unit="samples") as shown:
             bins = pack(lengths.tokens, budget, lengths.patches, keep_over_long=keep, skip_empty=True, progress=shown)
+        if not len(bins):
+            raise DataError(
+                f"nothing can be packed: of {len(lengths.tokens)} rows {len(bins.over_long)} are over the budget of a bin and the "
+                "others are empty; raise --max-tokens or --max-patches, or look at the rows with rlvlm data check."
+            )
         report["bins"] = save_bins(bins, out / "bins")
     if step in ("shards", "all"):
         shards = ShardTask(task, str(out / "lengths"), str(out / "bins"), str(out / "shards"))

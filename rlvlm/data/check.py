@@ -183,6 +183,10 @@ def as_text(report: CheckReport) -> str:
     )
     left_out = f", {report.filtered_out:,} left out by 'where'" if report.filtered_out else ""
     lines.append(f"rows      {report.rows:,}: {report.usable:,} usable, {report.fault_count:,} faults{left_out}")
+    if not report.usable:
+        lines.append(
+            "          there is nothing to train on; look at the path, and at 'where' and the limits if they are set."
+        )
     lines.append(f"pictures  {report.picture_count:,} ({_per_row(report.pictures)})")
     if report.sizes:
         areas: Counter[int] = Counter()

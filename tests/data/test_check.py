@@ -92,6 +92,9 @@ def test_what_is_asked_wrongly_is_said_in_one_sentence(tmp_path: Path, capsys: p
     assert "--where is no valid JSON" in capsys.readouterr().err
     assert main(["data", "check", file, "--template", "bxoed"]) == 2
     assert "did you mean 'boxed'" in capsys.readouterr().err
+    empty = write_jsonl(tmp_path / "empty.jsonl", [])
+    assert main(["data", "check", empty]) == 1
+    assert "there is nothing to train on" in capsys.readouterr().out
     assert main(["data", "check", file, "--columns", '{"problem": "qq"}']) == 1
     assert "no column 'qq'" in capsys.readouterr().out
 

@@ -47,7 +47,7 @@ def nearest_concepts(
     """[N, k] the nearest concepts of each picture, nearest first, memory-mapped; -1 for pictures without an embedding.
 
     Args:
-        pictures: [N, D], any norm; rows with NaN are pictures without an embedding.
+        pictures: [N, D], any norm; rows with NaN, and zeros alone, are pictures without an embedding.
         names: [T, D] embeddings of the vocabulary's names; a concept is as near as the nearest of its names.
         faiss: search by a flat faiss index; for vocabularies with one name a concept.
 
@@ -98,7 +98,7 @@ def _search_chunk(task: _NearestTask, chunk: Chunk) -> None:
     found = np.full((chunk.end - chunk.start, task.k), -1, np.int32)
     for start in range(chunk.start, chunk.end, _ROWS):
         block = np.array(task.pictures[start : min(start + _ROWS, chunk.end)], np.float32)
-        known = ~np.isnan(block).any(1)
+        known = np.isfinite(block).all(1) & block.any(1)
         nearest = (
             _search_faiss(task, block[known])
             if task.index is not None

@@ -113,8 +113,8 @@ def tar_members(path: str) -> Iterator[Member]:
                     yield long_name or name, place, size
                 long_name = None
             place += -(-size // _BLOCK) * _BLOCK
-        if place > total:
-            raise DataError(f"{path}: cut off behind member '{name}'; the tar is not whole.")
+        behind = f"behind member '{name}'" if name else "before the first member"
+        raise DataError(f"{path}: cut off {behind}, where an end mark should stand; the tar is not whole.")
 
 
 class _Window:

@@ -86,12 +86,12 @@ def test_a_concept_is_as_near_as_the_nearest_of_its_names(tmp_path: Path) -> Non
 @pytest.mark.usefixtures("small_chunks")
 def test_pictures_without_an_embedding_have_no_concepts(tmp_path: Path) -> None:
     pictures = np.random.default_rng(2).normal(size=(5, 8)).astype(np.float32)
-    pictures[3] = np.nan
+    pictures[3], pictures[1, 4], pictures[0] = np.nan, np.inf, 0.0
     found = nearest_concepts(pictures, np.eye(8, dtype=np.float32), one_name_each(8), 2, tmp_path, quiet=True)
-    assert found[3].tolist() == [-1, -1]
+    assert found[[0, 1, 3]].tolist() == [[-1, -1]] * 3
     weights = inverse_weights(found, concept_counts(found, 8))
-    assert weights[3] == 0
-    assert 3 not in resample(weights, 4, replace=False)
+    assert weights[[0, 1, 3]].tolist() == [0, 0, 0]
+    assert resample(weights, 2, replace=False).tolist() == [2, 4]
 
 
 def test_faiss_finds_the_same(tmp_path: Path) -> None:

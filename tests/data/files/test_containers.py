@@ -189,10 +189,13 @@ def test_the_index_of_a_large_tar_takes_little_memory(tmp_path: Path) -> None:
 def test_broken_tars_say_what_is_wrong(tmp_path: Path) -> None:
     write_tar(tmp_path / "a.tar", 2, tarfile.USTAR_FORMAT)
     content = (tmp_path / "a.tar").read_bytes()
-    for size, where in ((540, "inside"), (600, "behind")):
+    for size, where in ((540, "inside"), (600, "behind"), (1024, "behind")):  # 1024 is where the first member ends
         (tmp_path / "cut.tar").write_bytes(content[:size])
         with pytest.raises(DataError, match=f"cut off {where} member"):
             tars.webdataset(str(tmp_path / "cut.tar"))
+    (tmp_path / "cut.tar").write_bytes(b"12")
+    with pytest.raises(DataError, match="cut off before the first member, where an end mark should stand"):
+        tars.webdataset(str(tmp_path / "cut.tar"))
     for wrong in (
         gzip.compress(random.Random(0).randbytes(2000)),
         b"1" * 1024,

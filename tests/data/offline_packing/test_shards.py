@@ -307,6 +307,8 @@ def test_the_command_packs_in_steps_or_at_once(tmp_path: Path, capsys: pytest.Ca
     assert found["tokens"]["max"] <= 120
     assert main(look) == 1
     assert "check it with --dialogues" in capsys.readouterr().out
+    assert main([*call[:-1], "3", "--out", str(tmp_path / "d")]) == 1
+    assert "of 12 rows 12 are over the budget of a bin" in capsys.readouterr().err
     with tarfile.open(tmp_path / "a" / "shards" / "shard-000000.tar") as tar:
         assert all(entry.mtime == 0 for entry in tar)
 
