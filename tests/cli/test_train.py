@@ -130,7 +130,7 @@ def test_cfg_prints_the_composed_recipe_and_stops(tmp_path, monkeypatch, capsys)
     assert main(["train", "quickstart", "--cfg", "job", "actor.epochs=3"]) == 0
     printed = OmegaConf.create(capsys.readouterr().out)
     assert printed.actor.epochs == 3
-    assert printed.algorithm.advantage == "grpo"
+    assert printed.algorithm.advantage == {"name": "grpo", "std": "none"}
     assert "hydra" not in printed
     assert main(["train", "--cfg", "job", "-p", "actor.optimizer", "quickstart"]) == 0
     assert "lr:" in capsys.readouterr().out
