@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from rlvlm.errors import RewardError
+from rlvlm.ranges import at_least
 from rlvlm.rewards.geometry import (
     BoxFormat,
     Shape,
@@ -19,12 +20,14 @@ from rlvlm.rewards.geometry import (
     read_shapes,
     shapes_in,
 )
+from rlvlm.rewards.options import share
 from rlvlm.rewards.rule import register_reward
 
 
 @register_reward(
     "bbox",
     isolated=False,
+    ranges=(share("iou_threshold"),),
     imports=("scipy",),
     example={
         "completion": '<answer>{"bbox_2d": [10, 20, 110, 220]}</answer>',
@@ -77,6 +80,7 @@ def bbox(
 @register_reward(
     "point",
     isolated=False,
+    ranges=(at_least(0, "radius"),),
     imports=("scipy",),
     example={"completion": "<answer>(42, 60)</answer>", "answer": [30, 40, 90, 160]},
 )

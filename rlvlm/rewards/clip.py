@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlvlm.errors import RewardError
+from rlvlm.ranges import at_least
 from rlvlm.rewards.models import LoadOnce, batches, check_path, load_pretrained
 from rlvlm.rewards.pictures import decode, distinct, first_handle
 from rlvlm.rewards.rule import register_reward
@@ -16,6 +17,7 @@ _EXAMPLE = {
     "record": {"images": ["beach.jpg"]},
     "options": {"path": "openai/clip-vit-base-patch32"},
 }
+_RANGES = (at_least(1, "batch_size"),)
 _ENCODERS: dict[tuple[str, str | None], LoadOnce] = {}
 """Encoders by path and device: both rules share one model."""
 
@@ -118,7 +120,7 @@ class _Clip:
             )
 
 
-@register_reward("clip_similarity", batched=True, example=_EXAMPLE)
+@register_reward("clip_similarity", batched=True, example=_EXAMPLE, ranges=_RANGES)
 class ClipSimilarity:
     """Cosine between picture and answer under a CLIP-like model, negative ones as 0.
 
@@ -141,7 +143,7 @@ class ClipSimilarity:
         return found.put((found.pictures[found.picture_of] * found.answers).sum(-1).clamp(0.0, 1.0))
 
 
-@register_reward("clip_retrieval", batched=True, example=_EXAMPLE)
+@register_reward("clip_retrieval", batched=True, example=_EXAMPLE, ranges=_RANGES)
 class ClipRetrieval:
     """Mean of P(picture | answer) and P(answer | picture) within the batch, under a CLIP-like model.
 

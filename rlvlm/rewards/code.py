@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlvlm.errors import RewardError
+from rlvlm.ranges import above, at_least
 from rlvlm.rewards.markup import find_code
 from rlvlm.rewards.rule import register_reward
 from rlvlm.rewards.sandbox import Limits, Run, run_python
@@ -27,6 +28,10 @@ _BUILDERS: dict[str, Callable[..., Any]] = {
     "sorted": sorted,
     "dict": dict,
 }
+
+
+MIN_MEMORY_MB = 64
+"""Less than this leaves a program little beside Python itself."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +53,7 @@ class _Dialogue:
 @register_reward(
     "code",
     isolated=True,
+    ranges=(above(0, "seconds"), at_least(MIN_MEMORY_MB, "memory_mb")),
     example={
         "completion": "<answer>```python\ndef double(x):\n    return 2 * x\n```</answer>",
         "answer": ["assert double(2) == 4", "assert double(-1) == -2"],

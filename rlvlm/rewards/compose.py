@@ -8,9 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rlvlm.errors import ConfigError, nearest
+from rlvlm.ranges import above
 from rlvlm.registry import Part
 from rlvlm.rewards.config import RewardConfig
 from rlvlm.rewards.extras import check_installed
+from rlvlm.rewards.options import check_options
 from rlvlm.rewards.rule import REWARDS
 
 PEER_STYLES = ("verl", "easyr1", "trl")
@@ -99,13 +101,19 @@ def _build(label: str, node: Any, config: RewardConfig) -> Rule:
     weight, timeout, gate = settings.pop("weight", 1.0), settings.pop("timeout", None), settings.pop("gate", None)
     if not isinstance(weight, (int, float)) or isinstance(weight, bool) or not math.isfinite(weight):
         raise ConfigError(f"the weight of reward.rules.{label} is a finite number, got {weight!r}.")
-    if timeout is not None and (not isinstance(timeout, (int, float)) or timeout <= 0):
-        raise ConfigError(f"the timeout of reward.rules.{label} is a positive number of seconds, got {timeout!r}.")
-    limit = float(timeout or config.timeout)
+    limit = _seconds(label, timeout, config.timeout)
     if "by" in settings:
         return _choice(label, float(weight), limit, gate, settings, options, config)
     part, spec = build_part(settings, options, label)
     return Rule(label, float(weight), limit, spec, part, gate)
+
+
+def _seconds(label: str, timeout: Any, otherwise: float) -> float:
+    if timeout is None:
+        return float(otherwise)
+    if not above(0).holds(timeout):
+        raise ConfigError(f"the timeout of reward.rules.{label} is a positive number of seconds, got {timeout!r}.")
+    return float(timeout)
 
 
 def build_part(settings: Mapping[str, Any], options: Mapping[str, Any], label: str) -> tuple[Part, dict[str, Any]]:
@@ -118,8 +126,16 @@ def build_part(settings: Mapping[str, Any], options: Mapping[str, Any], label: s
 
         return load_reward(label, options), {"name": label, "options": dict(options)}
     name = str(settings.get("name", label))
-    check_installed(name, REWARDS.get(name).traits["imports"])
-    return REWARDS.build({"name": name, **options}), {"name": name, "options": dict(options)}
+    if "style" in options and (name not in REWARDS.names() or "style" not in REWARDS.get(name).options):
+        style = str(options["style"])
+        raise ConfigError(
+            f"the style of reward.rules.{label} is one of {', '.join(PEER_STYLES)}, got '{style}'{nearest(style, PEER_STYLES)}."
+        )
+    entry = REWARDS.get(name)
+    check_installed(name, entry.traits["imports"])
+    part = REWARDS.build({"name": name, **options})
+    check_options(entry, options)
+    return part, {"name": name, "options": dict(options)}
 
 
 def _choice(
@@ -173,4 +189,4 @@ def _chosen(label: str, node: Any, timeout: float) -> Rule:
         )
     options = {str(key): value for key, value in node.items() if key not in ("name", "timeout")}
     part, spec = build_part({"name": node["name"]}, options, label)
-    return Rule(label, 1.0, float(node.get("timeout") or timeout), spec, part)
+    return Rule(label, 1.0, _seconds(label, node.get("timeout"), timeout), spec, part)

@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import Any, Literal
 
 from rlvlm.rewards.extract import extract, find_boxes
+from rlvlm.rewards.options import share
 from rlvlm.rewards.rule import register_reward
 
 _ANSWER_TAG = re.compile(r"</?answer>")
@@ -16,6 +17,7 @@ _CACHED_CHARS = 2048
 @register_reward(
     "format",
     isolated=False,
+    ranges=(share("max_share"),),
     example={
         "completion": "<think>Two rows of three squares make six in all.</think> \\boxed{6}",
         "options": {"style": "boxed"},

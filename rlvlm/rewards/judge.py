@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rlvlm.errors import ConfigError, RewardError
+from rlvlm.ranges import above, at_least
 from rlvlm.rewards.extras import require
 from rlvlm.rewards.pictures import data_url
 from rlvlm.rewards.rule import register_reward
@@ -40,6 +41,7 @@ _FIRST_WAIT, _LONGEST_WAIT = 0.5, 30.0
 @register_reward(
     "llm_judge",
     batched=True,
+    ranges=(above(0, "top", "per_minute", "request_timeout"), at_least(1, "concurrency"), at_least(0, "retries")),
     imports=("httpx",),
     example={
         "completion": "<answer>a pair of dogs</answer>",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+from rlvlm import ranges
 from rlvlm.errors import RewardError
 from rlvlm.rewards.rule import register_reward
 
@@ -11,6 +12,8 @@ from rlvlm.rewards.rule import register_reward
 @register_reward(
     "length",
     isolated=False,
+    ranges=(ranges.at_least(0, "at_least"), ranges.at_least(1, "at_most")),
+    ordered=(("at_least", "at_most"),),
     example={"completion": "a short answer", "options": {"at_most": 20, "unit": "words"}},
 )
 def length(
@@ -41,6 +44,7 @@ def length(
 @register_reward(
     "overlong",
     isolated=False,
+    ranges=(ranges.at_least(1, "buffer", "limit"),),
     range=(-1.0, 0.0),
     example={"completion": "…", "record": {"response_length": 950, "max_length": 1000}, "options": {"buffer": 100}},
 )
@@ -57,7 +61,7 @@ def overlong(response_length: Any = None, max_length: Any = None, *, buffer: int
     most = limit if limit is not None else max_length
     if most is None:
         raise RewardError("reward 'overlong' knows no token limit; set its option 'limit'.")
-    return -min(1.0, max(0.0, (size - (most - buffer)) / buffer)) if buffer > 0 else -float(size > most)
+    return -min(1.0, max(0.0, (size - (most - buffer)) / buffer))
 
 
 def _known(rule: str, tokens: Any) -> int:

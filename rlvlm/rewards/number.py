@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import Any
 
 from rlvlm.errors import RewardError
+from rlvlm.ranges import at_least
 from rlvlm.rewards.rule import register_reward
 from rlvlm.rewards.text import golds_of, plain
 
@@ -37,6 +38,7 @@ _AFTER_NUMBER = "^!²³⁰¹⁴⁵⁶⁷⁸⁹½⅓¼¾:/"  # it goes on: a powe
 @register_reward(
     "number",
     isolated=False,
+    ranges=(at_least(0, "tolerance", "relative"),),
     example={"completion": "<answer>1,234 apples</answer>", "answer": "1234", "options": {"tolerance": 0.5}},
 )
 def number(answer_text: str, answer: Any, *, tolerance: float = 0.0, relative: float = 0.0) -> float:

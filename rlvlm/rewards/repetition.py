@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from rlvlm.ranges import at_least
 from rlvlm.rewards.rule import register_reward
 
 MAX_WORDS = 20_000
@@ -16,6 +17,7 @@ _CHARS_OF_WORD = 40
 @register_reward(
     "repetition",
     isolated=False,
+    ranges=(at_least(1, "ngram"), at_least(0, "penalty")),
     range=(-1.0, 0.0),
     example={"completion": "the cat the cat the cat the cat", "options": {"ngram": 2}},
 )
@@ -30,7 +32,7 @@ def repetition(completion: str, *, ngram: int = 4, penalty: float = 1.0) -> floa
     """
     words = _WORD.findall(completion[-MAX_WORDS * _CHARS_OF_WORD :])[-MAX_WORDS:]
     total = len(words) - ngram + 1
-    if total < 2 or ngram < 1:
+    if total < 2:
         return 0.0
     distinct = len(set(zip(*(words[start : start + total] for start in range(ngram)), strict=True)))
     return -penalty * (1.0 - distinct / total) if distinct < total else 0.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
+from rlvlm.ranges import at_least
 from rlvlm.rewards.models import LoadOnce, batches, check_path, load_pretrained
 from rlvlm.rewards.rule import register_reward
 
@@ -12,6 +13,7 @@ from rlvlm.rewards.rule import register_reward
 @register_reward(
     "reward_model",
     batched=True,
+    ranges=(at_least(1, "max_length", "batch_size"), at_least(0, "label")),
     range=(float("-inf"), float("inf")),
     example={
         "completion": "Two dogs.",

@@ -32,13 +32,22 @@ DERIVED: dict[str, str] = {
 
 _RULES = "format number multiple_choice boolean string bbox math ocr html svg code repetition length clip vqa judge reward_model"
 
-TRAITS = {"batched": False, "isolated": None, "imports": (), "range": (0.0, 1.0), "example": None}
+TRAITS = {
+    "batched": False,
+    "isolated": None,
+    "imports": (),
+    "range": (0.0, 1.0),
+    "example": None,
+    "ranges": (),
+    "ordered": (),
+}
 """Traits of a rule and their defaults:
 
 - ``batched``: it takes columns and gives a list; a ``RewardError`` in place of a score fails that row alone.
 - ``isolated``: it runs in the pool of processes (``True``) or in this process (``False``); ``None`` means the pool for a
   function that a fresh process can import, and otherwise a thread with a deadline.
 - ``imports``: modules of the extra ``rewards`` that it needs; their absence is told before a run.
+- ``ranges``: of its numeric options, as of ``rlvlm.ranges``; ``ordered``: pairs of options, the first at most the second.
 - ``range``: of its scores. ``example``: for the documentation.
 """
 

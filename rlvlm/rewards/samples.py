@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any
 
-from rlvlm.errors import ConfigError
+from rlvlm.errors import ConfigError, RewardError
 from rlvlm.rewards.extract import Extraction, extract
 from rlvlm.rewards.rule import DERIVED, INJECTED
 
@@ -34,7 +34,7 @@ class Samples:
 
     ``incomplete`` holds the names that were read and are ``MISSING`` or ``None`` in some row.
 
-    Raises ``ConfigError`` for a record column that has an injected name.
+    Raises ``ConfigError`` for a record column that has an injected name, ``RewardError`` for a completion that is no text.
     """
 
     def __init__(
@@ -50,6 +50,9 @@ class Samples:
             raise ConfigError(
                 f"every completion has a record; got {len(completions)} completions and {len(records)} records."
             )
+        for row, text in enumerate(completions):
+            if not isinstance(text, str):
+                raise RewardError(f"a completion is text, got {type(text).__name__} as completion {row}.")
         self.completions, self.records = completions, records
         self._prefilled, self._unmarked = think_prefilled, unmarked
         self._columns: dict[str, Sequence[Any]] = {"completion": completions, "record": records}

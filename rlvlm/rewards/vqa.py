@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rlvlm.errors import ConfigError, RewardError
+from rlvlm.ranges import at_least
 from rlvlm.rewards.models import LoadOnce, batches, check_path, load_pretrained
 from rlvlm.rewards.pictures import decode, first_handle
 from rlvlm.rewards.rule import register_reward
@@ -16,6 +17,7 @@ QUESTION = "Does this picture show the following? {text}\nAnswer yes or no."
 @register_reward(
     "vqa_consistency",
     batched=True,
+    ranges=(at_least(1, "batch_size"),),
     example={
         "completion": "<answer>two dogs on a beach</answer>",
         "record": {"images": ["beach.jpg"]},
