@@ -197,11 +197,16 @@ def read_scores(path: str, success: float = 1.0) -> Iterable[Answered]:
     """Scores made elsewhere: a data file with ``scores`` (a list), and ``row`` where it is not the row's own number.
 
     An answer is right when its score is at least ``success``. Other columns are at hand for windows. Raises ``DataError``
-    naming file and row for a row without scores.
+    naming file and row for a row without scores, or with scores given twice.
     """
     source = open_source(SourceConfig(path=path))
+    seen: set[int] = set()
     for index in range(len(source)):
-        yield _scored(source.raw(index), index, source.origin(index), success)
+        answered = _scored(source.raw(index), index, source.origin(index), success)
+        if answered.row in seen:
+            raise DataError(f"{source.origin(index)}: row {answered.row} has scores already; put them into one list.")
+        seen.add(answered.row)
+        yield answered
 
 
 def _scored(row: Mapping[str, Any], number: int, origin: str, success: float) -> Answered:
@@ -222,13 +227,16 @@ def select(answers: Iterable[Answered], rules: SelectionRules, folder: str | Pat
     out = Path(folder)
     out.mkdir(parents=True, exist_ok=True)
     examples: dict[str, list[Answered]] = {}
-    verdicts = []
+    verdicts, with_column = [], 0
     for answered in answers:
         verdict = judge(answered, rules)
+        with_column += rules.window_by in answered.columns
         verdicts.append(verdict)
         examples.setdefault(verdict.reason, [])
         if len(examples[verdict.reason]) < 3:
             examples[verdict.reason].append(answered)
+    if rules.window_by is not None and verdicts and not with_column:
+        raise ConfigError(f"window_by is '{rules.window_by}', a column that none of the {len(verdicts)} prompts has.")
     kept = [verdict for verdict in verdicts if verdict.kept]
     reasons = Counter(verdict.reason for verdict in verdicts)
     scored = [verdict for verdict in verdicts if verdict.answers]

@@ -172,6 +172,14 @@ def test_what_was_kept_and_why_is_written_down(tmp_path: Path) -> None:
     assert [source.row(index) for index in range(len(source))] == [row for row in range(90) if 1 <= row % 9 <= 6]
 
 
+def test_a_row_that_is_scored_twice_and_a_column_that_no_prompt_has_are_refused(tmp_path: Path) -> None:
+    twice = write_jsonl(tmp_path / "twice.jsonl", [{"scores": [1.0], "row": 5}, {"scores": [0.0], "row": 5}])
+    with pytest.raises(DataError, match=r"twice.jsonl, row 1: row 5 has scores already"):
+        list(read_scores(twice))
+    with pytest.raises(ConfigError, match="window_by is 'kin', a column that none of the 3 prompts has"):
+        select((answered(1, row=row, kind="a") for row in range(3)), SelectionRules(window_by="kin"), tmp_path)
+
+
 def test_nothing_to_select_from_is_no_crash(tmp_path: Path) -> None:
     assert select([], SelectionRules(), tmp_path)["kept"] == 0
     assert pq.read_table(tmp_path / "picked.parquet").num_rows == 0
