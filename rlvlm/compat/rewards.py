@@ -91,7 +91,8 @@ def adapt(
     if style == "verl":
         call = _verl_async(function, arguments) if inspect.iscoroutinefunction(function) else _verl(function, arguments)
     elif style == "trl":
-        call = _trl(function, arguments, conversational)
+        make = _trl_async if inspect.iscoroutinefunction(function) else _trl
+        call = make(function, arguments, conversational)
     else:
         call = _easyr1_batch(function, arguments) if reward_type == "batch" else _easyr1(function, arguments)
     batched = style == "trl" or reward_type == "batch"
@@ -181,14 +182,30 @@ def _easyr1_batch(function: Function, arguments: Mapping[str, Any]) -> Function:
 
 
 def _trl(function: Function, arguments: Mapping[str, Any], conversational: bool) -> Function:
-    """Columns as keyword arguments; ``None`` for a sample that the function leaves out counts 0, as in TRL's sum."""
-
     def call(completion: Sequence[str], record: Sequence[Mapping[str, Any]]) -> list[Any]:
-        names = dict.fromkeys(name for one in record for name in one if name not in arguments)
-        columns = {name: [one.get(name) for one in record] for name in names}
-        columns.setdefault("prompts", [one.get("problem") for one in record])
-        texts = [[{"role": "assistant", "content": text}] if conversational else text for text in completion]
-        results = function(completions=texts, **columns, **arguments)
-        return [{"score": 0.0, "detail": {"applies": False}} if result is None else result for result in results]
+        return _from_trl(function(**_trl_columns(completion, record, arguments, conversational), **arguments))
 
     return call
+
+
+def _trl_async(function: Function, arguments: Mapping[str, Any], conversational: bool) -> Function:
+    async def call(completion: Sequence[str], record: Sequence[Mapping[str, Any]]) -> list[Any]:
+        return _from_trl(await function(**_trl_columns(completion, record, arguments, conversational), **arguments))
+
+    return call
+
+
+def _trl_columns(
+    completion: Sequence[str], record: Sequence[Mapping[str, Any]], taken: Mapping[str, Any], conversational: bool
+) -> dict[str, Any]:
+    """Completions, prompts and the records' columns as keyword arguments, but for those that the node gives."""
+    names = dict.fromkeys(name for one in record for name in one if name not in taken)
+    columns: dict[str, Any] = {name: [one.get(name) for one in record] for name in names}
+    columns.setdefault("prompts", [one.get("problem") for one in record])
+    texts = [[{"role": "assistant", "content": text}] if conversational else text for text in completion]
+    return {**columns, "completions": texts}
+
+
+def _from_trl(results: Sequence[Any]) -> list[Any]:
+    """``None`` for a sample that the function leaves out counts 0, as in TRL's sum."""
+    return [{"score": 0.0, "detail": {"applies": False}} if result is None else result for result in results]

@@ -49,6 +49,9 @@ TRL = """
 def matches(completions, ground_truth, prompts=None, **kwargs):
     return [1.0 if truth in text else None for text, truth in zip(completions, ground_truth)]
 
+async def later(completions, ground_truth, **kwargs):
+    return [1.0 if truth in text else None for text, truth in zip(completions, ground_truth)]
+
 def messages(completions, **kwargs):
     return [float(len(one[0]["content"])) + len(kwargs["extra"]) for one in completions]
 """
@@ -112,6 +115,12 @@ def test_trl_gets_columns_and_its_none_adds_nothing(files: dict[str, str]) -> No
     assert found.details["mine"] == {1: {"applies": False}}
 
 
+def test_trl_functions_may_be_async(files: dict[str, str]) -> None:
+    found = _run({"style": "trl", "path": files["trl"], "function": "later"})
+    assert found.scores == [1.0, 0.0]
+    assert found.details["mine"] == {1: {"applies": False}}
+
+
 def test_trl_completions_can_be_messages(files: dict[str, str]) -> None:
     node = {"style": "trl", "path": files["trl"], "function": "messages", "conversational": True, "extra": [1, 2]}
     assert _run(node).scores == [9.0, 9.0]
@@ -125,7 +134,8 @@ def test_trl_completions_can_be_messages(files: dict[str, str]) -> None:
         ({"style": "verl", "path": "PATH", "function": "compute_scor"}, "did you mean 'compute_score'"),
         ({"style": "easyr1", "path": "PATH"}, "'reward_type: batch'"),
         ({"style": "verl", "path": "/no/such/file.py"}, "does not exist"),
-        ({"style": "vrl", "path": "PATH"}, "no reward called 'mine'"),
+        ({"style": "vrl", "path": "PATH"}, "style of reward.rules.mine is one of verl, .*did you mean 'verl'"),
+        ({"name": "number", "style": "trll"}, "style of reward.rules.mine is one of verl, .*did you mean 'trl'"),
     ],
 )
 def test_a_wrong_node_is_one_sentence(node: dict[str, Any], message: str, files: dict[str, str]) -> None:
