@@ -302,6 +302,8 @@ def _select(arguments: argparse.Namespace) -> int:
         windows={name: _window(name, ends) for name, ends in _json_option(arguments, "windows").items()},
     )
     out = Path(arguments.out)
+    if arguments.scores and arguments.recipe:
+        raise ConfigError(f"select takes a recipe to answer with ('{arguments.recipe}') or --scores, not both.")
     if arguments.scores:
         answers = read_scores(arguments.scores, arguments.success)
     elif arguments.recipe:

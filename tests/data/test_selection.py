@@ -198,6 +198,8 @@ def test_scores_made_elsewhere(tmp_path: Path, capsys: pytest.CaptureFixture[str
         assert (second.row, second.correct) == (7, (False, False))
     assert main(["data", "select", "--scores", path, "--out", str(tmp_path / "out"), "--success", "0.4"]) == 0
     assert json.loads(capsys.readouterr().out)["kept"] == 2
+    assert main(["data", "select", "quickstart", "--scores", path, "--out", str(tmp_path / "both")]) == 2
+    assert "a recipe to answer with ('quickstart') or --scores, not both" in capsys.readouterr().err
     for bad in ({"scores": "high"}, {"scores": [float("nan")]}, {}):
         with pytest.raises(DataError, match="row 0: 'scores' is a list of finite numbers"):
             list(read_scores(write_jsonl(tmp_path / "bad.jsonl", [bad])))
