@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import codecs
 import json
+import os
 import statistics
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,9 +28,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the verb; gives 1 when more rewards failed than ``--max-error-rate`` allows, else 0."""
     arguments = _parser().parse_args(argv)
     load_plugins(arguments.plugins)
-    rows = list(read_rows(arguments.file, arguments.completion_column))
     config = RewardConfig(
-        rules=dict(map(parse_rule, arguments.reward)),
+        rules=parse_rules(arguments.reward),
         scale=arguments.scale,
         bias=arguments.bias,
         max_error_rate=arguments.max_error_rate,
@@ -38,13 +39,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         think_prefilled=arguments.think_prefilled,
     )
     runner = Runner(config)
+    check_output(arguments.output)
+    rows = list(read_rows(arguments.file, arguments.completion_column))
+    if not rows:
+        raise DataError(f"{arguments.file} holds no rows; give JSON lines with '{arguments.completion_column}'.")
     try:
         result = score_rows(runner, rows, arguments.completion_column, arguments.answer_column)
     finally:
         runner.close()
+    print(_printable(report(rows, result, config, verbose=arguments.verbose)))  # first, since writing may fail
     if arguments.output:
         write_scores(arguments.output, rows, result, config)
-    print(report(rows, result, config, verbose=arguments.verbose))
     too_many = len(result.failures) > config.max_error_rate * len(rows)
     if too_many:
         print(
@@ -93,6 +98,18 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def parse_rules(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Every ``--reward`` by its label; raises ``ConfigError`` for a label that comes twice."""
+    rules: dict[str, dict[str, Any]] = {}
+    for label, node in map(parse_rule, texts):
+        if label in rules:
+            raise ConfigError(
+                f"--reward gives '{label}' twice; keep one, or give the other a label of its own: {label}_2=1,name={label}."
+            )
+        rules[label] = node
+    return rules
+
+
 def parse_rule(text: str) -> tuple[str, dict[str, Any]]:
     """``bbox=0.1,iou_threshold=0.5`` as label and node; values are YAML. Raises ``ConfigError`` for another form."""
     head, *pairs = split_outside_brackets(text)
@@ -126,23 +143,29 @@ def _value(text: str, whole: str) -> Any:
 
 
 def read_rows(file: str, completion_column: str) -> Iterator[dict[str, Any]]:
-    """Rows of a JSON-lines file; raises ``DataError`` with the line that is none, or has no completion."""
-    if file != "-" and not Path(file).is_file():
+    """Rows of a JSON-lines file; raises ``DataError`` with the line that is no UTF-8, no JSON, or has no completion."""
+    if file != "-" and (not Path(file).exists() or Path(file).is_dir()):
         raise DataError(f"there is no file '{file}'.")
-    with sys.stdin if file == "-" else Path(file).open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, 1):
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line)
-            except ValueError as error:
-                raise DataError(f"{file}, line {number} is no JSON ({error}).") from error
-            if not isinstance(row, dict) or not isinstance(row.get(completion_column), str):
-                has = nearest(completion_column, row) if isinstance(row, dict) else ""
-                raise DataError(
-                    f"{file}, line {number} has no text in '{completion_column}'{has}; name the column by --completion-column."
-                )
-            yield row
+    try:
+        content = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
+    except OSError as error:
+        raise DataError(f"{file} can't be read ({error.strerror}).") from error
+    for number, line in enumerate(content.removeprefix(codecs.BOM_UTF8).split(b"\n"), 1):
+        if line.strip():
+            yield _row(f"{file}, line {number}", line, completion_column)
+
+
+def _row(where: str, line: bytes, completion_column: str) -> dict[str, Any]:
+    try:
+        row = json.loads(line.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise DataError(f"{where} is not UTF-8 ({error.reason}); save the file as UTF-8.") from error
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{where} is no JSON ({error}).") from error
+    if not isinstance(row, dict) or not isinstance(row.get(completion_column), str):
+        has = nearest(completion_column, row) if isinstance(row, dict) else ""
+        raise DataError(f"{where} has no text in '{completion_column}'{has}; name the column by --completion-column.")
+    return row
 
 
 def score_rows(runner: Runner, rows: Sequence[Mapping[str, Any]], completion_column: str, answer_column: str) -> Result:
@@ -202,9 +225,35 @@ def _shown(value: float | None) -> str:
     return "error" if value is None else f"{value:.4f}"
 
 
+def check_output(path: str | None) -> None:
+    """Raises ``ConfigError`` for a path that no file can be written to, before anything is scored for it."""
+    if not path:
+        return
+    target = Path(path)
+    if target.is_dir():
+        raise ConfigError(f"--output '{path}' is a folder; name a file in it.")
+    if not target.parent.is_dir():
+        raise ConfigError(f"--output '{path}' lies in a folder that is not there; make '{target.parent}' first.")
+    if not os.access(target if target.exists() else target.parent, os.W_OK):
+        raise ConfigError(f"--output '{path}' may not be written; name another file.")
+
+
+def _printable(text: str) -> str:
+    """The text with what the output can't show, such as lone surrogates, as escapes."""
+    encoding = sys.stdout.encoding or "utf-8"
+    return text.encode(encoding, "backslashreplace").decode(encoding)
+
+
 def write_scores(path: str, rows: Sequence[Mapping[str, Any]], result: Result, config: RewardConfig) -> None:
-    """Writes each row's reward, score, parts, details and error as JSON lines."""
-    with Path(path).open("w", encoding="utf-8") as file:
+    """Writes each row's reward, score, parts, details and error as JSON lines; raises ``DataError`` when it can't."""
+    try:
+        _write_scores(Path(path), rows, result, config)
+    except OSError as error:
+        raise DataError(f"the scores can't be written to '{path}' ({error.strerror}).") from error
+
+
+def _write_scores(path: Path, rows: Sequence[Mapping[str, Any]], result: Result, config: RewardConfig) -> None:
+    with path.open("w", encoding="utf-8") as file:
         for number in range(len(rows)):
             score, failure = result.scores[number], result.failures.get(number)
             line = {

@@ -118,6 +118,91 @@ def test_what_is_asked_wrongly_is_one_sentence(
     assert message in capsys.readouterr().err
 
 
+GOOD = b'{"completion": "<answer>3</answer>", "answer": "3"}\n'
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (GOOD + b'{"completion": "caf\xe9"}\n', "a.jsonl, line 2 is not UTF-8"),
+        (GOOD.decode().encode("utf-16"), "a.jsonl, line 1 is not UTF-8"),
+        (b"", "a.jsonl holds no rows"),
+        (b"\n \n", "a.jsonl holds no rows"),
+        (b"[" * 100_000, "a.jsonl, line 1 is no JSON"),
+    ],
+)
+def test_a_file_that_can_not_be_read_is_one_sentence(
+    content: bytes, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a.jsonl").write_bytes(content)
+    assert main(["score", str(tmp_path / "a.jsonl"), "--reward", "number=1"]) == 1
+    shown = capsys.readouterr().err
+    assert message in shown
+    assert len(shown.strip().splitlines()) == 1
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_row(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(b"\xef\xbb\xbf" + GOOD)
+    assert main(["score", str(tmp_path / "a.jsonl"), "--reward", "number=1"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("output", "message"), [("", "is a folder"), ("no/such/o.jsonl", "a folder that is not there")]
+)
+def test_the_output_is_checked_before_anything_is_scored(
+    output: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rlvlm.cli.score.score_rows", lambda *_: pytest.fail("scored"))
+    (tmp_path / "a.jsonl").write_bytes(GOOD)
+    given = ["score", str(tmp_path / "a.jsonl"), "--reward", "number=1", "--output", str(tmp_path / output)]
+    assert main(given) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_scores_are_shown_even_where_they_can_not_be_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("rlvlm.cli.score._write_scores", full)
+    (tmp_path / "a.jsonl").write_bytes(GOOD)
+    given = ["score", str(tmp_path / "a.jsonl"), "--reward", "number=1", "--output", str(tmp_path / "o.jsonl")]
+    assert main(given) == 1
+    shown = capsys.readouterr()
+    assert "1.0000" in shown.out
+    assert "can't be written" in shown.err
+
+
+def test_the_same_rule_twice_asks_for_a_label(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["score", str(file), "--reward", "number=1", "--reward", "number=0.5,tolerance=1"]) == 2
+    assert "--reward gives 'number' twice" in capsys.readouterr().err
+    given = ["--reward", "number=1", "--reward", "number_2=0.5,name=number,tolerance=1", "--max-error-rate", "1"]
+    assert main(["score", str(file), *given]) == 0
+
+
+def test_a_message_that_the_output_can_not_show_is_escaped(tmp_path: Path) -> None:
+    import os
+    import subprocess
+    import sys
+
+    (tmp_path / "mine.py").write_text(
+        "from rlvlm import register_reward\n\n@register_reward('cli_says')\ndef says(completion: str) -> float:\n"
+        "    raise ValueError(completion)\n",
+        encoding="utf-8",
+    )
+    (tmp_path / "a.jsonl").write_text('{"completion": "\\ud800 \\u5bf9"}\n', encoding="utf-8")
+    given = [str(tmp_path / "a.jsonl"), "--reward", "cli_says=1", "--plugins", str(tmp_path / "mine.py")]
+    for encoding in ("utf-8", "ascii"):
+        done = subprocess.run(
+            [sys.executable, "-m", "rlvlm.cli.main", "score", *given, "--max-error-rate", "1"],
+            capture_output=True,
+            env={**os.environ, "PYTHONIOENCODING": encoding},
+        )
+        assert done.returncode == 0, done.stderr
+        assert b"\\ud800" in done.stdout
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
