@@ -66,8 +66,11 @@ def options() -> list[str]:
     """What the docstrings say of every option."""
     lines = []
     for entry in REWARDS.own_entries():
+        allowed = {name: bounds.expected for bounds in entry.traits["ranges"] for name in bounds.names}
         for group, meaning in _described(entry).items():
-            lines.append(f"- `{entry.name}`: " + ", ".join(f"`{one}`" for one in group) + f" — {meaning}")
+            bounds = "; ".join(dict.fromkeys(allowed[one] for one in group if one in allowed))
+            told = f" ({bounds})" if bounds else ""
+            lines.append(f"- `{entry.name}`: " + ", ".join(f"`{one}`" for one in group) + f"{told} — {meaning}")
     return lines
 
 

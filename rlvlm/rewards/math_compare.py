@@ -44,6 +44,9 @@ _FUNCTIONS = {
     "tanh",
 }
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{3,}(?![A-Za-z])")
+_CHOICES = re.compile(r"[A-Z](?:\s*,\s*[A-Z])*|[a-z](?:\s*,\s*[a-z])*")
+"""Letters that may name choices, so that case does not matter; in any formula, and where cases mix, it does."""
+_LETTER = re.compile(r"[a-z]")
 _FOREIGN = re.compile(r"[^\x00-\x7f]")
 _PLUS_MINUS = re.compile(r"\\(pm|mp)(?![A-Za-z])")
 _NUMBER = r"[0-9]+(?:\.[0-9]*)?|\.[0-9]+"
@@ -73,6 +76,8 @@ def same_answer(gold: str, answer: str) -> bool:
         return False
     if _squeezed(gold_text) == _squeezed(text):
         return True
+    if _CHOICES.fullmatch(gold_text) and _CHOICES.fullmatch(text):
+        return sorted(_LETTER.findall(folded(gold_text))) == sorted(_LETTER.findall(folded(text)))
     if too_large(text) or too_large(gold_text) or (has_big_operator(text) and not has_big_operator(gold_text)):
         return False
     return _same(gold_text, text)
@@ -229,8 +234,7 @@ def _repeating(sign: str, whole: str, fixed: str, period: str) -> Fraction:
 
 
 def _same_atoms(gold: str, pred: str) -> bool:
-    alone = len(gold) == len(pred) == 1  # a letter alone names a choice
-    if alone or _reads_as_text(gold) or _reads_as_text(pred):
+    if _reads_as_text(gold) or _reads_as_text(pred):
         return _same_words(gold, pred)
     (gold_value, gold_unit), (value, unit) = split_unit(gold), split_unit(pred)
     if gold_unit or unit:

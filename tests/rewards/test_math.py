@@ -80,6 +80,8 @@ SAME = [
     ("12 Meters", "12 m"),
     ("2 MW", "2000 kW"),
     ("Paris", "paris"),
+    ("B", "b"),
+    ("A, C", "c,a"),
     ("3 Apples", "3 apples"),
 ]
 
@@ -121,6 +123,12 @@ DIFFERENT = [
     ("1 ms", "1 Ms"),
     ("x+X", "2x"),
     ("R-r", "0"),
+    ("R, r", "r, r"),
+    ("(R, r)", "(r, R)"),
+    ("\\begin{pmatrix}R&r\\end{pmatrix}", "\\begin{pmatrix}r&R\\end{pmatrix}"),
+    ("R_1 + r_1", "2r_1"),
+    ("E = mc^2", "e = mc^2"),
+    ("A, C", "a, b"),
     ("AB", "ab"),
     ("y=2X", "y=2x"),
 ]
