@@ -653,10 +653,26 @@ def test_a_mini_batch_without_tokens_gives_metrics_of_zero_and_an_empty_part_cha
     batch = algo.estimate_advantages(batch)
     masked = batch.with_(loss_mask=torch.zeros_like(batch["loss_mask"]))
     loss, metrics = algo.loss(outputs, masked, algo.denominators(masked))
-    assert float(loss) == 0
+    assert float(loss.detach()) == 0
     assert {key: float(value) for key, value in metrics.items()} == dict.fromkeys(metrics, 0.0)
     if algo.loss_scope == "minibatch":
         return
     whole = algo.loss(outputs, batch, algo.denominators(batch))[1]
     beside = add_shares([whole, algo.loss(outputs, masked, algo.denominators(batch))[1]])
     assert {key: float(value) for key, value in beside.items()} == {key: float(value) for key, value in whole.items()}
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("shift", [-1000.0, -15.0, 15.0])
+@pytest.mark.parametrize("config", EVERYTHING.values(), ids=EVERYTHING)
+def test_a_pass_in_half_precision_overflows_nowhere(config: dict[str, Any], shift: float, dtype: torch.dtype) -> None:
+    algo = algorithm(**config)
+    batch, outputs = batch_and_pass()
+    moved = {name: batch[name] + shift for name in ("prox_logp", "ref_logp")}
+    batch = algo.estimate_advantages(batch.with_(moved))
+    half = Pass(*(value.detach().to(dtype) for value in vars(outputs).values()))
+    gradients = algo.output_gradients(half, batch, algo.denominators(batch))
+    assert gradients.loss.isfinite()
+    assert all(value.isfinite() for value in gradients.metrics.values())
+    for gradient in (gradients.logp, gradients.entropy, gradients.value_preds):
+        assert gradient is None or gradient.isfinite().all()

@@ -12,7 +12,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from rlvlm.algos.checks import check_positive, check_rows_of, check_token_fields
-from rlvlm.algos.numerics import ZeroOutside
+from rlvlm.algos.numerics import ZeroOutside, widen_float16
 from rlvlm.algos.registries import register_aggregation
 
 
@@ -57,6 +57,7 @@ def seq_mean_token_mean(
     """
     check_token_fields(token_loss=token_loss, loss_mask=loss_mask)
     clean = clean or ZeroOutside(loss_mask)
+    (token_loss,) = widen_float16(token_loss)
     per_sequence = clean(token_loss).sum(-1, keepdim=True) / clean.counts.clamp_min(1)
     return per_sequence.sum() / max(num_sequences, 1)
 
@@ -96,4 +97,5 @@ def prompt_mean(
 
 def _kept(token_loss: Tensor, loss_mask: Tensor, clean: ZeroOutside | None) -> Tensor:
     check_token_fields(token_loss=token_loss, loss_mask=loss_mask)
+    (token_loss,) = widen_float16(token_loss)
     return (clean or ZeroOutside(loss_mask))(token_loss)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from rlvlm.algos.checks import check_not_negative, check_positive, check_token_fields, check_window
-from rlvlm.algos.numerics import as_mask, exp_clamped, fill_masked, masked_mean, masked_sum
+from rlvlm.algos.numerics import as_mask, exp_clamped, fill_masked, masked_mean, masked_sum, widen_float16
 from rlvlm.algos.registries import register_correction
 from rlvlm.algos.results import Correction
 from rlvlm.errors import ConfigError
@@ -180,6 +180,7 @@ def ratios(prox_logp: Tensor, behav_logp: Tensor, loss_mask: Tensor, level: Leve
 
 def _log_ratio(prox_logp: Tensor, behav_logp: Tensor, mask: Tensor) -> Tensor:
     check_token_fields(prox_logp=prox_logp, behav_logp=behav_logp, loss_mask=mask)
+    prox_logp, behav_logp = widen_float16(prox_logp, behav_logp)
     return fill_masked(prox_logp, mask) - fill_masked(behav_logp, mask)
 
 

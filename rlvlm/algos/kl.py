@@ -10,7 +10,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from rlvlm.algos.checks import check_positive, check_same_shape
-from rlvlm.algos.numerics import exp_clamped
+from rlvlm.algos.numerics import exp_clamped, widen_float16
 from rlvlm.algos.registries import register_kl
 
 
@@ -21,6 +21,7 @@ def k1(logp: Tensor, ref_logp: Tensor) -> Tensor:
     Elsewhere: ``kl`` (verl, EasyR1, RLLaVA).
     """
     check_same_shape(logp=logp, ref_logp=ref_logp)
+    logp, ref_logp = widen_float16(logp, ref_logp)
     return logp - ref_logp
 
 

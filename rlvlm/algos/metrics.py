@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from rlvlm.algos.numerics import ZeroOutside, fill_masked
+from rlvlm.algos.numerics import ZeroOutside, fill_masked, widen_float16
 from rlvlm.errors import ConfigError, nearest
 
 REDUCTIONS = ("mean", "max", "min", "sum")
@@ -83,5 +83,5 @@ def _total(value: Tensor, clean: ZeroOutside) -> Tensor:
     if value.dtype == torch.bool:
         return (value & clean.mask).count_nonzero().float()
     if value.shape == clean.mask.shape:
-        return clean(value).sum()
-    return (fill_masked(value, clean.counts > 0) * clean.counts).sum()
+        return widen_float16(clean(value))[0].sum()
+    return (widen_float16(fill_masked(value, clean.counts > 0))[0] * clean.counts).sum()

@@ -27,7 +27,11 @@ _BITS = {
 
 
 def exp_clamped(log_ratio: Tensor, upper: float = LOG_RATIO_LIMIT) -> Tensor:
-    """``exp`` of a log-ratio clamped to [-20, ``upper``]; outside of it the value is constant and the gradient 0."""
+    """``exp`` of a log-ratio clamped to [-20, ``upper``]; outside of it the value is constant and the gradient 0.
+
+    Of float16, which holds no e^20, the result is float32.
+    """
+    (log_ratio,) = widen_float16(log_ratio)
     return clamp(log_ratio, -LOG_RATIO_LIMIT, upper).exp()
 
 
@@ -48,6 +52,25 @@ class _Clamp(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         (inside,) = ctx.saved_tensors
         return fill_masked(gradients[0], inside), None, None
+
+
+def widen_float16(*values: Tensor) -> tuple[Tensor, ...]:
+    """float16 as float32, other dtypes as they are: for ratios, squares and sums, which soon pass float16's limit of 65504.
+
+    A gradient that float16 can't hold comes back as the largest that it can.
+    """
+    return tuple(_Widen.apply(value) if value.dtype == torch.float16 else value for value in values)
+
+
+class _Widen(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, values: Tensor) -> Tensor:
+        return values.to(torch.float32)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        limit = torch.finfo(torch.float16).max
+        return gradients[0].clamp(-limit, limit).to(torch.float16)
 
 
 def as_mask(mask: Tensor) -> Tensor:
@@ -122,7 +145,7 @@ def row_counts(mask: Tensor) -> Tensor:
 
 def masked_sum(values: Tensor, mask: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
     """Sum over the places where the mask is true."""
-    kept = fill_masked(values, mask)
+    (kept,) = widen_float16(fill_masked(values, mask))
     return kept.sum() if dim is None else kept.sum(dim, keepdim=keepdim)
 
 
@@ -155,6 +178,8 @@ def whiten(values: Tensor, mask: Tensor, *, eps: float = 1e-8) -> Tensor:
 
     Equal values, and a single one, give exactly 0.
     """
+    if values.dtype == torch.float16:
+        return whiten(values.to(torch.float32), mask, eps=eps).to(torch.float16)
     moments = Moments()
     for rows in row_blocks(values):
         bits = mask_bits(mask[rows], values.dtype)

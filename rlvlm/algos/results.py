@@ -13,7 +13,8 @@ class TokenLoss:
     """A loss as a map over tokens, before aggregation.
 
     Attributes:
-        loss: [B, L]; entries outside ``loss_mask`` are ignored.
+        loss: [B, L], of the dtype of what it was made from, or float32 where that is float16; entries outside ``loss_mask``
+            are ignored.
         metrics: tensors [B, L], or [B, 1] for what all tokens of a sequence share, by ``"<reduction>/<name>"``; ``mean``,
             ``max``, ``min`` and ``sum`` are taken over the tokens of ``loss_mask``. They carry no gradient.
     """

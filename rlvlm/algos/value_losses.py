@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from rlvlm.algos.checks import check_positive, check_token_fields
-from rlvlm.algos.numerics import as_mask, masked_mean
+from rlvlm.algos.numerics import as_mask, masked_mean, widen_float16
 from rlvlm.algos.registries import register_value_loss
 from rlvlm.algos.results import TokenLoss
 
@@ -18,6 +18,7 @@ def plain(value_preds: Tensor, returns: Tensor) -> TokenLoss:
     Elsewhere: the value loss without ``cliprange_value``.
     """
     check_token_fields(value_preds=value_preds, returns=returns)
+    value_preds, returns = widen_float16(value_preds, returns)
     return TokenLoss(0.5 * (value_preds - returns).square(), {"mean/value": value_preds.detach()})
 
 
@@ -33,6 +34,7 @@ def clipped(value_preds: Tensor, values: Tensor, returns: Tensor, *, clip: float
     """
     check_token_fields(value_preds=value_preds, values=values, returns=returns)
     check_positive("clipped", clip=clip)
+    value_preds, values, returns = widen_float16(value_preds, values, returns)
     free = (value_preds - returns).square()
     bounded = (value_preds.clamp(values - clip, values + clip) - returns).square()
     metrics = {"mean/value": value_preds.detach(), "mean/value_clip_fraction": (bounded > free).detach()}
@@ -43,6 +45,7 @@ def clipped(value_preds: Tensor, values: Tensor, returns: Tensor, *, clip: float
 def explained_variance(values: Tensor, returns: Tensor, loss_mask: Tensor) -> Tensor:
     """``1 - Var(returns - values) / Var(returns)`` over the tokens of ``loss_mask``; 0 where the returns do not vary."""
     check_token_fields(values=values, returns=returns, loss_mask=loss_mask)
+    values, returns = widen_float16(values, returns)
     mask = as_mask(loss_mask)
     total, left = _variance(returns, mask), _variance(returns - values, mask)
     return torch.where(total > 0, 1 - left / total.clamp_min(torch.finfo(total.dtype).tiny), torch.zeros_like(total))

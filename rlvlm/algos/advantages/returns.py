@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rlvlm.algos.advantages.scan import Scan, scan_with_decays
 from rlvlm.algos.checks import check_factor, check_ids, check_rows_of, check_token_fields
-from rlvlm.algos.numerics import Moments, as_mask, fill_masked, keep_bits, mask_bits, row_blocks, whiten
+from rlvlm.algos.numerics import Moments, as_mask, fill_masked, keep_bits, mask_bits, row_blocks, whiten, widen_float16
 from rlvlm.algos.registries import register_advantage
 from rlvlm.algos.results import AdvantageEstimate
 from rlvlm.errors import FieldError
@@ -43,6 +43,7 @@ def gae(
     """
     check_factor("gae", gamma=gamma, lam=lam)
     check_token_fields(token_rewards=token_rewards, values=values, loss_mask=loss_mask)
+    token_rewards, values = widen_float16(token_rewards, values)
     mask = as_mask(loss_mask)
     advantages, returns = torch.empty_like(values), torch.empty_like(values)
     scan, moments = Scan(gamma * lam, values), Moments()
@@ -79,6 +80,7 @@ def reinforce_plus_plus(
     """
     check_factor("reinforce_plus_plus", gamma=gamma)
     check_token_fields(token_rewards=token_rewards, loss_mask=loss_mask)
+    (token_rewards,) = widen_float16(token_rewards)
     mask = as_mask(loss_mask)
     rewards = fill_masked(token_rewards, mask)
     if masked == "carry":
@@ -103,6 +105,7 @@ def remax(token_rewards: Tensor, greedy_rewards: Tensor, group_ids: Tensor, loss
     check_token_fields(token_rewards=token_rewards, loss_mask=loss_mask)
     check_rows_of(loss_mask, group_ids=group_ids)
     _check_greedy(greedy_rewards, group_ids)
+    token_rewards, greedy_rewards = widen_float16(token_rewards, greedy_rewards)
     mask = as_mask(loss_mask)
     returns = fill_masked(token_rewards, mask).flip(-1).cumsum(-1).flip(-1)
     advantages = returns - greedy_rewards[group_ids].unsqueeze(-1)

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from rlvlm.algos.checks import check_clip, check_positive, check_token_fields
-from rlvlm.algos.numerics import exp_clamped
+from rlvlm.algos.numerics import exp_clamped, widen_float16
 from rlvlm.algos.registries import register_policy_loss
 from rlvlm.algos.results import TokenLoss
 
@@ -36,6 +36,7 @@ def ppo_clip(
         dual_clip: bound c > 1 of the loss where the advantage is negative, ``min(loss, -A c)``.
     """
     check_token_fields(logp=logp, prox_logp=prox_logp, advantages=advantages)
+    logp, prox_logp, advantages = widen_float16(logp, prox_logp, advantages)
     log_ratio = logp - prox_logp
     return clipped_surrogate(exp_clamped(log_ratio), -log_ratio, advantages, clip_low, clip_high, dual_clip)
 
@@ -64,6 +65,7 @@ def decoupled_clip(
     """
     check_token_fields(logp=logp, prox_logp=prox_logp, behav_logp=behav_logp, advantages=advantages)
     check_positive("decoupled_clip", cap=cap)
+    logp, prox_logp, behav_logp, advantages = widen_float16(logp, prox_logp, behav_logp, advantages)
     raw = exp_clamped(prox_logp.detach() - behav_logp)
     capped = raw > cap
     weight = raw.clamp(max=cap) if over_cap == "clamp" else raw.masked_fill(capped, 0.0)

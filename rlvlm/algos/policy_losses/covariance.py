@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rlvlm.algos.checks import check_not_negative, check_share, check_token_fields, check_window
-from rlvlm.algos.numerics import ZeroOutside, as_mask, exp_clamped, fill_masked, masked_mean, wide
+from rlvlm.algos.numerics import ZeroOutside, as_mask, exp_clamped, fill_masked, masked_mean, wide, widen_float16
 from rlvlm.algos.policy_losses.clipping import clipped_surrogate
 from rlvlm.algos.registries import register_policy_loss
 from rlvlm.algos.results import TokenLoss
@@ -45,6 +45,7 @@ def clip_cov(
     check_share("clip_cov", share=share)
     check_window("clip_cov", low, high)
     mask = as_mask(loss_mask)
+    logp, prox_logp, advantages = widen_float16(logp, prox_logp, advantages)
     logp, prox_logp, advantages = map(ZeroOutside(mask), (logp, prox_logp, advantages))
     log_ratio = logp - prox_logp
     surrogate = clipped_surrogate(exp_clamped(log_ratio), -log_ratio, advantages, clip_low, clip_high)
@@ -79,6 +80,7 @@ def kl_cov(
     check_share("kl_cov", share=share)
     check_not_negative("kl_cov", coefficient=coefficient)
     mask = as_mask(loss_mask)
+    logp, prox_logp, advantages = widen_float16(logp, prox_logp, advantages)
     logp, prox_logp, advantages = map(ZeroOutside(mask), (logp, prox_logp, advantages))
     log_ratio = logp - prox_logp
     ratio = exp_clamped(log_ratio)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rlvlm.algos.checks import check_positive, check_token_fields
-from rlvlm.algos.numerics import exp_clamped
+from rlvlm.algos.numerics import exp_clamped, widen_float16
 from rlvlm.algos.registries import register_policy_loss
 from rlvlm.algos.results import TokenLoss
 
@@ -37,6 +37,7 @@ def dppo_tv(
         cap: largest ratio used as a weight.
     """
     _check(logp, prox_logp, advantages, "dppo_tv", threshold_low, threshold_high, cap)
+    logp, prox_logp, advantages = widen_float16(logp, prox_logp, advantages)
     moved = logp.detach().exp() - prox_logp.exp()
     keep = torch.where(advantages > 0, moved <= threshold_high, moved >= -threshold_low)
     return _truncated(logp, prox_logp, advantages, keep, cap)
@@ -62,6 +63,7 @@ def dppo_kl(
         cap: largest ratio used as a weight.
     """
     _check(logp, prox_logp, advantages, "dppo_kl", threshold_low, threshold_high, cap)
+    logp, prox_logp, advantages = widen_float16(logp, prox_logp, advantages)
     new, old = logp.detach().exp(), prox_logp.exp()
     rest = (1 - old) * torch.log((1 - old + _EPS) / (1 - new + _EPS))
     divergence = old * (prox_logp - logp.detach()) + rest

@@ -8,7 +8,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from rlvlm.algos.checks import check_clip, check_token_fields
-from rlvlm.algos.numerics import exp_clamped
+from rlvlm.algos.numerics import exp_clamped, widen_float16
 from rlvlm.algos.registries import register_policy_loss
 from rlvlm.algos.results import TokenLoss
 
@@ -21,6 +21,7 @@ def reinforce(logp: Tensor, advantages: Tensor) -> TokenLoss:
     Elsewhere: ``bypass_mode`` with ``reinforce`` (verl).
     """
     check_token_fields(logp=logp, advantages=advantages)
+    logp, advantages = widen_float16(logp, advantages)
     return TokenLoss(-advantages * logp)
 
 
@@ -47,6 +48,7 @@ def cispo(
     """
     check_token_fields(logp=logp, prox_logp=prox_logp, advantages=advantages)
     check_clip(clip_low, clip_high)
+    logp, prox_logp, advantages = widen_float16(logp, prox_logp, advantages)
     log_ratio = (logp - prox_logp).detach()
     ratio = exp_clamped(log_ratio)
     weight = ratio.clamp(1 - clip_low, 1 + clip_high)

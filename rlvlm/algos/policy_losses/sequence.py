@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rlvlm.algos.checks import check_positive, check_token_fields
-from rlvlm.algos.numerics import ZeroOutside, as_mask, exp_clamped, masked_mean
+from rlvlm.algos.numerics import ZeroOutside, as_mask, exp_clamped, masked_mean, widen_float16
 from rlvlm.algos.policy_losses.clipping import clipped_surrogate
 from rlvlm.algos.registries import register_policy_loss
 from rlvlm.algos.results import TokenLoss
@@ -48,6 +48,7 @@ def gspo(
     """
     check_token_fields(logp=logp, prox_logp=prox_logp, advantages=advantages, loss_mask=loss_mask)
     mask = as_mask(loss_mask)
+    logp, prox_logp, advantages = widen_float16(logp, prox_logp, advantages)
     if clean is None:
         clean = ZeroOutside(mask)
         logp, prox_logp, advantages = map(clean, (logp, prox_logp, advantages))
@@ -85,6 +86,7 @@ def geo_mean(
     check_token_fields(logp=logp, prox_logp=prox_logp, advantages=advantages, loss_mask=loss_mask)
     check_positive("geo_mean", clip_low=clip_low, clip_high=clip_high)
     mask = as_mask(loss_mask)
+    logp, prox_logp, advantages = widen_float16(logp, prox_logp, advantages)
     if clean is None:
         logp, prox_logp, advantages = map(ZeroOutside(mask), (logp, prox_logp, advantages))
     log_ratio = logp - prox_logp

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from rlvlm.algos.checks import check_positive, check_token_fields
-from rlvlm.algos.numerics import exp_clamped
+from rlvlm.algos.numerics import exp_clamped, widen_float16
 from rlvlm.algos.registries import register_policy_loss
 from rlvlm.algos.results import TokenLoss
 
@@ -27,6 +27,7 @@ def sapo(
     """
     check_token_fields(logp=logp, prox_logp=prox_logp, advantages=advantages)
     check_positive("sapo", temperature_positive=temperature_positive, temperature_negative=temperature_negative)
+    logp, prox_logp, advantages = widen_float16(logp, prox_logp, advantages)
     log_ratio = logp - prox_logp
     ratio = exp_clamped(log_ratio)
     temperature = torch.where(
