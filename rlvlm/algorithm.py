@@ -15,6 +15,7 @@ from torch import Tensor
 
 from rlvlm.algorithm_config import AlgorithmConfig
 from rlvlm.algos.blocks import add_up
+from rlvlm.algos.checks import check_given
 from rlvlm.algos.composition import compose, farthest_scope
 from rlvlm.algos.correction import mismatch
 from rlvlm.algos.grouping import tokens_of_group
@@ -290,7 +291,9 @@ class Algorithm:
             return batch
         mask, rewards = batch["loss_mask"], batch["token_rewards"]
         for term in self._parts.on_reward:
-            penalty = fill_masked(term.part(self._before_update(batch, term.part)), mask)
+            penalty = term.part(self._before_update(batch, term.part))
+            check_given(term.part, penalty, mask)
+            penalty = fill_masked(penalty, mask)
             metrics[f"mean/{term.name}"] = penalty.sum() / max(len(batch), 1)
             rewards = rewards - term.weight * penalty
         term_kl = self._parts.kl_in_reward
@@ -308,6 +311,8 @@ class Algorithm:
         weights, keep = mask.to(torch.float32), mask
         for part in self._parts.corrections:
             correction = part(self._before_update(batch, part))
+            check_given(part, correction.weights, mask)
+            check_given(part, correction.mask, mask)
             weights, keep = weights * fill_masked(correction.weights, mask), keep & correction.mask
             for key, value in token_means(correction.metrics, mask).items():
                 reduction, name = key.split("/", 1)
@@ -319,10 +324,8 @@ class Algorithm:
         part, mask = self._parts.advantage, batch["loss_mask"]
         estimate = part(self._before_update(batch, part))
         advantages, returns = estimate if isinstance(estimate, AdvantageEstimate) else (estimate, None)
-        if advantages.shape != mask.shape:
-            raise FieldError(
-                f"advantage '{part.name}' gives [B, L] = {list(mask.shape)}, got {list(advantages.shape)}."
-            )
+        for given in (advantages, *([] if returns is None else [returns])):
+            check_given(part, given, mask)
         written = {"advantages": fill_masked(advantages, mask).to(torch.float32)}
         named = {"mean/advantage": advantages, "max/advantage": advantages, "min/advantage": advantages}
         if returns is not None:

@@ -55,7 +55,7 @@ def seq_mean_token_mean(
     Paper: DeepSeekMath, arXiv 2402.03300.
     Elsewhere: ``seq-mean-token-mean`` (verl, RLLaVA); ``seq`` (EasyR1); ``grpo``, ``sapo`` (TRL).
     """
-    check_token_fields(token_loss=token_loss, loss_mask=loss_mask)
+    check_token_fields(loss_mask=loss_mask, token_loss=token_loss)
     clean = clean or ZeroOutside(loss_mask)
     (token_loss,) = widen_float16(token_loss)
     per_sequence = clean(token_loss).sum(-1, keepdim=True) / clean.counts.clamp_min(1)
@@ -96,6 +96,6 @@ def prompt_mean(
 
 
 def _kept(token_loss: Tensor, loss_mask: Tensor, clean: ZeroOutside | None) -> Tensor:
-    check_token_fields(token_loss=token_loss, loss_mask=loss_mask)
+    check_token_fields(loss_mask=loss_mask, token_loss=token_loss)
     (token_loss,) = widen_float16(token_loss)
     return (clean or ZeroOutside(loss_mask))(token_loss)

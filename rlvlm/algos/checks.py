@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from rlvlm.errors import ConfigError, FieldError
+from rlvlm.registry import Part
 
 
 def check_same_shape(**fields: Tensor) -> None:
@@ -22,6 +23,12 @@ def check_token_fields(**fields: Tensor) -> None:
     if model.dim() != 2:
         raise FieldError(f"'{name}' has shape [B, L], got {list(model.shape)}.")
     check_same_shape(**fields)
+
+
+def check_given(part: Part, value: Tensor, mask: Tensor) -> None:
+    """Raises ``FieldError`` unless what a part gave for each token has the shape [B, L] of the mask."""
+    if value.shape != mask.shape:
+        raise FieldError(f"{part.entry.kind} '{part.name}' gives [B, L] = {list(mask.shape)}, got {list(value.shape)}.")
 
 
 def check_row_fields(**fields: Tensor) -> None:

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from rlvlm.algos.checks import check_given
 from rlvlm.algos.metrics import token_shares
 from rlvlm.algos.numerics import ZeroOutside
 from rlvlm.algos.registries import COUNTS, OUTPUTS
@@ -93,7 +94,9 @@ class LossSum:
         """Adds the policy loss, times the correction's weights and those of regularisers on token weights."""
         weights: Tensor | None = self._given.get("correction_weights")
         for term in on_weights:
-            scaled = 1 + term.weight * (term.part(self._given) - 1)
+            given = term.part(self._given)
+            check_given(term.part, given, self._given["loss_mask"])
+            scaled = 1 + term.weight * (given - 1)
             weights = scaled if weights is None else weights * scaled
         result = self._call(part)
         self._add("policy_loss", result.loss if weights is None else result.loss * weights, 1.0)
@@ -113,7 +116,9 @@ class LossSum:
 
     def _call(self, part: Part) -> TokenLoss:
         result = part(self._given)
-        return result if isinstance(result, TokenLoss) else TokenLoss(result)
+        result = result if isinstance(result, TokenLoss) else TokenLoss(result)
+        check_given(part, result.loss, self._given["loss_mask"])
+        return result
 
     def _add(self, name: str, token_loss: Tensor, weight: float) -> None:
         self._losses.append(weight * self._aggregation({**self._given, "token_loss": token_loss}))
