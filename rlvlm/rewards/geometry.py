@@ -129,7 +129,12 @@ def read_gold(answer: Any, size: int) -> list[Shape]:
             shape for part in answer for shape in (read_shapes(part, size) if isinstance(part, str) else [part])
         )
     else:
-        found = shapes_in(answer.tolist() if hasattr(answer, "tolist") else answer, size)
+        value = answer.tolist() if hasattr(answer, "tolist") else answer
+        if any(isinstance(one, float) and not math.isfinite(one) for shape in _walk(value, size) for one in shape):
+            raise RewardError(
+                f"the record's gold answer {str(value)[:80]!r} has a coordinate that is not finite; mend it."
+            )
+        found = shapes_in(value, size)
     if not found:
         what = "box of four numbers" if size == 4 else "point of two numbers"
         raise RewardError(f"the record's gold answer {str(answer)[:80]!r} holds no {what}; mend the record.")

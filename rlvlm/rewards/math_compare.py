@@ -44,6 +44,7 @@ _FUNCTIONS = {
     "tanh",
 }
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{3,}(?![A-Za-z])")
+_CLOCK = re.compile(r"(?<=[0-9])\s([AP]M)(?![A-Za-z])")
 _CHOICES = re.compile(r"[A-Z](?:\s*,\s*[A-Z])*|[a-z](?:\s*,\s*[a-z])*")
 """Letters that may name choices, so that case does not matter; in any formula, and where cases mix, it does."""
 _LETTER = re.compile(r"[a-z]")
@@ -85,7 +86,8 @@ def same_answer(gold: str, answer: str) -> bool:
 
 def _squeezed(text: str) -> str:
     """The text without white space that says nothing; only words lose their case, since symbols and units mean it."""
-    text = _WORD.sub(lambda match: folded(match.group()), text)
+    text = _WORD.sub(lambda match: match.group() if read_unit(match.group()) else folded(match.group()), text)
+    text = _CLOCK.sub(lambda match: match[1].lower(), text)
     return " ".join(text.split()) if _WORD.search(text) or _APART.search(text) else "".join(text.split())
 
 

@@ -15,6 +15,8 @@ _TABLE = {
     "money": {"cent": "0.01", "dollar": "1"},
     "power": {"mW": "0.001", "W": "1", "kW": "1000", "MW": "1000000", "GW": "1000000000"},
     "energy": {"mJ": "0.001", "J": "1", "kJ": "1000", "MJ": "1000000"},
+    "frequency": {"mHz": "0.001", "Hz": "1", "kHz": "1000", "MHz": "1000000", "GHz": "1000000000"},
+    "speed": {"knot": "1"},
     "force": {"mN": "0.001", "N": "1", "kN": "1000", "MN": "1000000"},
 }  # fmt: skip
 _SPELLINGS = {
@@ -22,9 +24,12 @@ _SPELLINGS = {
     "kilometer": "km", "kilometre": "km", "inches": "inch", "in": "inch", "feet": "foot", "ft": "foot", "yd": "yard", "mi": "mile",
     "gram": "g", "kilogram": "kg", "tonne": "ton", "pound": "lb", "lbs": "lb", "s": "second", "sec": "second", "min": "minute",
     "h": "hour", "hr": "hour", "liter": "l", "litre": "l", "L": "l", "milliliter": "ml", "millilitre": "ml", "mL": "ml", "ML": "Ml",
-    "deg": "degree", "watt": "W", "joule": "J", "newton": "N",
+    "deg": "degree", "watt": "W", "joule": "J", "newton": "N", "hertz": "Hz", "kn": "knot",
 }  # fmt: skip
 _UNIT = {unit: (kind, Fraction(worth)) for kind, units in _TABLE.items() for unit, worth in units.items()}
+_BY_LOWER: dict[str, set[str]] = {}
+for _word, _unit in (*((unit, unit) for unit in _UNIT), *_SPELLINGS.items()):
+    _BY_LOWER.setdefault(_word.lower(), set()).add(_unit)
 _WORD = r"[A-Za-z]+"
 _TAIL = re.compile(
     rf"^(?P<value>.*?[0-9)}}].*?|.*?[0-9)}}])\s*(?P<unit>(?:(?:square|cubic|sq\.?|cu\.?)\s+)?{_WORD}(?:\s*\^\{{[23]\}})?"
@@ -72,16 +77,17 @@ def read_unit(text: str) -> Unit | None:
 
 
 def _name(word: str) -> str | None:
-    for form in (word, word.rstrip("s"), *_in_other_case(word)):
+    for form in (word, word.rstrip("s")):
         name = _SPELLINGS.get(form, form)
         if name in _UNIT:
             return name
+    return _in_other_case(word) if len(word) > 1 else None
+
+
+def _in_other_case(word: str) -> str | None:
+    """The unit that a word means in whatever case, where only one is so spelt: ``KG``, but not ``MM`` (milli or mega?)."""
+    for form in (word.lower(), word.lower().rstrip("s")):
+        if form in _BY_LOWER and len(form) > 1:
+            (name, *others) = _BY_LOWER[form]
+            return None if others else name
     return None
-
-
-def _in_other_case(word: str) -> tuple[str, ...]:
-    """Spellings of a unit whose case says nothing: not those of a symbol of one letter, nor with m or M, milli or mega."""
-    lower = word.lower()
-    return (
-        (lower, lower.rstrip("s")) if len(word) > 2 or (len(word) == 2 and lower[0] != "m" and lower[1] != "s") else ()
-    )
