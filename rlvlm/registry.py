@@ -371,7 +371,8 @@ def _check_options(entry: Entry, options: Mapping[str, Any]) -> dict[str, Any]:
             raise RegistryError(f"{entry.kind} '{entry.name}' has no option '{key}'{nearest(key, entry.options)}.")
         if not fits(value, entry.options[key].annotation):
             raise RegistryError(
-                f"option '{key}' of {entry.kind} '{entry.name}' takes {_spell(entry.options[key].annotation)}, got {value!r}."
+                f"option '{key}' of {entry.kind} '{entry.name}' takes {_spell(entry.options[key].annotation)}, "
+                f"got {value!r}{_nearest_word(value, entry.options[key].annotation)}."
             )
     for key, option in entry.options.items():
         if option.default is Option.REQUIRED and key not in options:
@@ -399,6 +400,13 @@ def fits(value: Any, annotation: Any) -> bool:
     if (origin or annotation) in containers:
         return isinstance(value, containers[origin or annotation])
     return True
+
+
+def _nearest_word(value: Any, annotation: Any) -> str:
+    """The word out of a few that a wrong one was meant to be; nothing where none is close, since all are told already."""
+    words = typing.get_args(annotation) if typing.get_origin(annotation) is typing.Literal else ()
+    hint = nearest(str(value), map(str, words)) if words else ""
+    return hint if "did you mean" in hint else ""
 
 
 def _spell(annotation: Any) -> str:

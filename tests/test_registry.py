@@ -173,7 +173,8 @@ def test_a_wrong_word_is_refused_by_a_part_that_a_decorator_of_another_module_wr
 
     assert registry.build({"name": "wrapped", "form": "sequence"})({"logp": 0}) == "sequence"
     with pytest.raises(
-        RegistryError, match=r"option 'form' of loss 'wrapped' takes .*'token', 'sequence'.*, got 'tokn'"
+        RegistryError,
+        match=r"option 'form' of loss 'wrapped' takes .*'token', 'sequence'.*, got 'tokn' \(did you mean 'token'\?\)\.",
     ):
         registry.build({"name": "wrapped", "form": "tokn"})
 

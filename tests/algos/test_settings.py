@@ -110,4 +110,7 @@ def test_several_wrong_settings_are_told_of_together() -> None:
 
 @pytest.mark.parametrize("seed", [0, -1, 2**64 - 1])
 def test_every_seed_of_64_bits_is_taken(seed: int) -> None:
-    Algorithm(AlgorithmConfig(seed=seed))
+    first, again = (Algorithm(AlgorithmConfig(seed=seed)).state_dict()["generator"] for _ in range(2))
+    other = Algorithm(AlgorithmConfig(seed=seed ^ 1)).state_dict()["generator"]
+    assert first.equal(again)
+    assert not first.equal(other)

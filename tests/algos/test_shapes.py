@@ -77,7 +77,7 @@ def test_a_missing_dimension_is_refused(part: Part, name: str) -> None:
 def test_the_scores_of_every_rule_have_an_entry_for_each_row(part: Part) -> None:
     fields = draw(dtype=torch.float32)
     for rule, scores in fields["scores_by_rule"].items():
-        refused(part, {**fields, "scores_by_rule": {**fields["scores_by_rule"], rule: scores[:1]}})
+        assert "shape" in refused(part, {**fields, "scores_by_rule": {**fields["scores_by_rule"], rule: scores[:1]}})
 
 
 def test_group_tokens_that_would_be_spread_are_refused() -> None:
