@@ -40,6 +40,7 @@ TRAITS = {
     "example": None,
     "ranges": (),
     "ordered": (),
+    "ready": None,
 }
 """Traits of a rule and their defaults:
 
@@ -48,6 +49,7 @@ TRAITS = {
   function that a fresh process can import, and otherwise a thread with a deadline.
 - ``imports``: modules of the extra ``rewards`` that it needs; their absence is told before a run.
 - ``ranges``: of its numeric options, as of ``rlvlm.ranges``; ``ordered``: pairs of options, the first at most the second.
+- ``ready``: called with its options when the rule is built; raises where this machine can't run it, so that a run is told before it starts.
 - ``range``: of its scores. ``example``: for the documentation.
 """
 

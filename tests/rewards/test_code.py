@@ -1,19 +1,18 @@
-"""Programs by their tests, and what the sandbox keeps them from."""
+"""Programs by their tests: right ones are paid, faked ones are not, and none can fail its row."""
 
 from __future__ import annotations
 
-import os
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rlvlm.errors import RewardError
-from rlvlm.rewards import sandbox
-from rlvlm.rewards.code import code, read_tests, same_value
-from rlvlm.rewards.sandbox import Limits, run_python
+from rlvlm.errors import ConfigError, RewardError
+from rlvlm.rewards.code import _try_sandbox, code
+from rlvlm.rewards.compose import build_rules
+from rlvlm.rewards.config import RewardConfig
+from rlvlm.rewards.sandbox import run as runs
 
 DOUBLE = "def d(x):\n    return 2 * x\n"
 
@@ -61,87 +60,100 @@ def test_tests_can_not_be_faked_or_skipped(program: str) -> None:
     assert _code(program, ["assert d(2) == 4"], seconds=1.5) == 0.0
 
 
-@pytest.mark.parametrize("tests", [[], "", None, ["assert d(1) > 0"], ["print(1)"], [{"in": 1}], ["assert ("]])
+@pytest.mark.parametrize("tests", [[], "", None, ["print(1)"], [{"in": 1}], ["assert ("]])
 def test_without_tests_that_count_there_is_an_error_and_no_score(tests: Any) -> None:
     with pytest.raises(RewardError):
         code(DOUBLE, "", tests)
 
 
-def test_values_are_compared_as_json_and_floats_allow() -> None:
-    assert same_value((1, [2.0000000001]), [1, [2.0]])
-    assert not same_value(True, 1)
-    assert not same_value("1", 1)
-    assert not same_value({"a": 1}, {"a": 1, "b": 2})
-    assert len(list(read_tests(["assert f(1) == 2", "assert f(2) == 3"]))) == 1  # one run serves both
+EQUAL_TO_ALL = """
+class E(int):
+    def __eq__(self, o): return True
+    def __ne__(self, o): return False
+    def __lt__(self, o): return True
+    def __sub__(self, o): return 0
+    def __rsub__(self, o): return 0
+    def __bool__(self): return True
+    def __float__(self): return 4.0
+    def __repr__(self): return "4"
+    __hash__ = int.__hash__
+def d(x): return E(7)
+def check(x): return x
+"""
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        "assert d(2) == 4",
+        "assert bool(d(2) == 4)",
+        "assert math.isclose(d(2), 4)",
+        "assert all([d(2) == 4])",
+        "assert all(d(x) == 2 * x for x in [2])",
+        "assert not d(2) != 4",
+        "assert abs(d(2) - 4) < 1e-6",
+        "assert d(2) in [4]",
+        "assert d(2) < 5",
+        "assert {d(2)} == {4}",
+        {"call": "d(2) == 4", "expected": True},
+        {"call": "d(2)", "expected": 4},
+    ],
+)
+def test_objects_that_equal_everything_are_not_paid(test: Any) -> None:
+    assert _code(EQUAL_TO_ALL, [test]) == 0.0
+    assert _code(DOUBLE, [test]) == 1.0
 
 
 @pytest.mark.parametrize(
     "program",
     [
-        "import socket; socket.socket()",
-        "import urllib.request; urllib.request.urlopen('http://127.0.0.1:9')",
-        "import os; os.fork()",
-        "import subprocess; subprocess.run(['ls'])",
-        "import os; os.execv('/bin/ls', ['ls'])",
-        "import os; os.kill(os.getppid(), 0)",
-        "import signal, os; os.kill(1, 0)",
-        "open('/etc/passwd')",
-        "import os; os.listdir('/')",
-        "open('/tmp/left-behind', 'w')",
-        "open('../left-behind', 'w')",
-        "import os; os.setuid(0)",
-        "x = 'a' * 10**9",
-        "open('big', 'w').write('x' * 10**7)",
-        "import numpy",
+        "class A:\n    def __repr__(self): return '\x1b[31m' * 9\ndef d(x): return A()",
+        "class A:\n    def __repr__(self): raise KeyboardInterrupt\ndef d(x): return A()",
+        "class A:\n    @property\n    def __class__(self): return list\ndef d(x): return A()",
+        "def d(x): return {(): float('inf'), x: 10**400}",
+        "def d(x): return 10**400",
+        "def d(x): return -10.0**300 * 10**300 * 0",
+        "def d(x):\n    a = []\n    a.append(a)\n    return a",
+        "def d(x):\n    a = []\n    for i in range(9999): a = [a]\n    return a",
+        "def d(x): return '\ud800'",
+        "def d(x): return iter(int, 1)",
+        "import itertools\ndef d(x): return (i for i in itertools.count())",
+        "def d(x): return [0] * 10**7",
+        "import builtins\nbuiltins.isinstance = builtins.issubclass = None\ndef d(x): return 5",
+        "import json\njson.dumps = lambda x: 'no json'\ndef d(x): return 5",
+        "import json\njson.dumps = lambda x: '[' * 100000\ndef d(x): return 5",
+        "import sys\nsys.stdout.write('x' * 10**8)",
+        "import os\nos.mkdir('a')\nos.mkdir('a/b', 0)\nos._exit(0)",
+        "import os\nfor i in range(3000): os.mkdir(str(i))\ndef d(x): return 5",
+        "import os\nfor i in range(900): os.mkdir('a'); os.chdir('a')\ndef d(x): return 5",
+        "raise SystemExit('\x1b]0;x\x07')",
+        "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)",
+        "import os\nfor fd in range(3, 64):\n    try: os.write(fd, b'\\n'); os.close(fd)\n    except OSError: pass\ndef d(x): return 5",
+        "def d(x): raise RecursionError",
+        "def d(x): raise MemoryError",
+        "\0",
+        "\ud800",
     ],
 )
-@pytest.mark.parametrize("own_user", [True, False])
-def test_the_sandbox_refuses(program: str, own_user: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    if not own_user:  # as for a caller who is not root: Landlock alone guards the files
-        if program.endswith("setuid(0)"):
-            pytest.skip("staying the same user is no harm")
-        monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    run = run_python(program)
-    assert run.exit_code == 1, run
-    assert "Error" in run.stderr.splitlines()[-1]
-
-
-def test_the_sandbox_gives_an_empty_folder_libraries_and_threads() -> None:
-    program = (
-        "import collections.abc, json, re, threading, os, datetime, heapq, random, decimal\n"
-        "open('a', 'w').write('hi')\nprint(open('a').read(), os.listdir('.'), sorted(os.environ))\n"
-        "t = threading.Thread(target=print, args=(input(),)); t.start(); t.join()"
-    )
-    run = run_python(program, stdin="asked")
-    assert run.stdout == "hi ['a'] ['LANG', 'PYTHONHASHSEED', 'PYTHONIOENCODING']\nasked\n", run
-
-
-def test_nothing_is_left_behind_and_time_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whatever_a_program_does_is_its_0_and_no_failed_row(
+    program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tmp_path.chmod(0o755)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    start = time.monotonic()
-    run = run_python("open('a', 'w')\nwhile True: pass", limits=Limits(seconds=1.0))
-    assert run.timed_out
-    assert time.monotonic() - start < 4.0
+    assert _code(program, ["assert d(2) == 4", "assert d(1) == 2.5"], seconds=2.0) == 0.0
     assert list(tmp_path.iterdir()) == []
 
 
-def test_output_is_bounded() -> None:
-    run = run_python("print('x' * 10**7)")
-    assert len(run.stdout) <= Limits().output_bytes
+def test_one_failed_call_does_not_shift_the_values_of_the_next_test() -> None:
+    program = "def d(x): return 1 / x"
+    assert _code(program, ["assert d(0) == d(0)", "assert d(2) == 0.5"], partial=True) == 0.5
 
 
-def test_without_any_guard_of_files_nothing_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    unguarded = sandbox._launcher().replace("if abi < 1:", "if True:")
-    monkeypatch.setattr(sandbox, "_launcher", lambda: unguarded)
-    assert "1" in run_python("print(1)").stdout or os.geteuid() != 0  # a user of its own is guard enough
-    monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    with pytest.raises(RewardError, match="no Landlock"):
-        run_python("print(1)")
-
-
-def test_without_a_list_of_calls_for_the_machine_nothing_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    strange = sandbox._launcher().replace("os.uname().machine", "'pdp11'")
-    monkeypatch.setattr(sandbox, "_launcher", lambda: strange)
-    with pytest.raises(RewardError, match="pdp11"):
-        run_python("print(1)")
+def test_a_machine_without_a_sandbox_is_told_before_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runs.platform, "machine", lambda: "pdp11")
+    _try_sandbox.cache_clear()
+    try:
+        with pytest.raises(ConfigError, match="'code' can't run on this machine: .*pdp11"):
+            build_rules(RewardConfig(rules={"code": 1.0}))
+    finally:
+        _try_sandbox.cache_clear()

@@ -3,47 +3,35 @@
 Nothing of rlvlm is imported here. Any right that can't be given up ends the process before the program starts.
 """
 
+import collections
 import ctypes
 import json
 import os
 import resource
 import struct
 import sys
+import types
 from typing import Any, TextIO
 
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP = 1, 4, 38, 22
-CLONE_THREAD = 0x10000
-EPERM, ENOSYS = 1, 38
+SELF = -1
+MAX_PARTS, MAX_DEPTH = 100_000, 100
 
 LIBC = ctypes.CDLL(None, use_errno=True)
 
-# Of each machine: its audit number, clone, calls that may name this process only, and refused ones (sockets, processes,
-# signals, tracing, mounts, modules, keys, IPC). In the order of their numbers; the last ones are the same on both.
-NEW = (424, 425, 434, 438)
-X86_64 = (29, 41, 42, 49, 57, 58, 59, 62, 64, 68, 101, 129, 155, 161, 165, 166, 175, 200, 240, 246, 248, 249, 250)
-X86_64_MORE = (272, 297, 298, 304, 308, 310, 311, 313, 321, 322, 323)
-AARCH64 = (39, 40, 41, 51, 97, 104, 105, 117, 129, 130, 138, 180, 186, 190, 194, 198, 200, 203, 217, 218, 219, 221)
-AARCH64_MORE = (240, 241, 265, 268, 270, 271, 273, 280, 281, 282)
-SYSTEMS = {
-    "x86_64": (0xC000003E, 56, (234, 302), (*X86_64, *X86_64_MORE, *NEW)),
-    "aarch64": (0xC00000B7, 220, (131, 261), (*AARCH64, *AARCH64_MORE, *NEW)),
-}
-CLONE3 = 435
-
 
 def main(fd: int) -> None:
-    """Reads the job from the descriptor, gives up rights, runs the program."""
+    """Reads the job from the descriptor, gives up rights, says that all is ready, runs the program."""
     with os.fdopen(fd, "r+b") as channel:
         job = json.loads(channel.read())
     results = os.fdopen(job["results_fd"], "w")
     try:
         give_up_rights(job)
     except (OSError, RuntimeError) as error:
-        results.write(json.dumps({"setup": str(error)}) + "\n")
-        results.flush()
+        os.write(job["ready_fd"], str(error).encode())
         os._exit(1)
-    results.write(json.dumps({"setup": ""}) + "\n")
-    results.flush()
+    os.write(job["ready_fd"], b"ready")
+    os.close(job["ready_fd"])  # the program must not speak for the sandbox
     run(job, results)
 
 
@@ -52,13 +40,21 @@ def give_up_rights(job: dict[str, Any]) -> None:
     limit(job)
     sys.path[:] = reachable(sys.path)
     confined = confine_files(job["home"])
-    owned = job["uid"] is not None and become(job["uid"])
-    if not confined and not owned:
-        raise RuntimeError("this kernel has no Landlock and the process is not root, so files can't be protected")
+    owned = job["uid"] is not None and become(job["uid"], job["threads"])
+    if not confined:
+        if not owned:
+            raise RuntimeError("this kernel has no Landlock and the process is not root, so files can't be protected")
+        if not job["without_landlock"]:
+            raise RuntimeError(
+                "this kernel has no Landlock, so a program could read files that every user may read and write to shared memory; "
+                "set 'without_landlock: true' of the reward to accept that"
+            )
     check(LIBC.prctl(PR_SET_PDEATHSIG, 9, 0, 0, 0), "PR_SET_PDEATHSIG")  # not before: a new user resets it
+    if os.getppid() != job["parent"]:
+        raise RuntimeError("the caller has ended")
     check(LIBC.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0), "PR_SET_DUMPABLE")  # else /proc/self/fd is closed to the new user
     check(LIBC.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "PR_SET_NO_NEW_PRIVS")
-    refuse_calls()
+    refuse_calls(job["filters"][str(owned or os.geteuid() != 0)], job["machine"])
     if LIBC.socket(2, 1, 0) >= 0:
         raise RuntimeError("sockets are still allowed")
 
@@ -96,12 +92,12 @@ def translated(path: str, moved: dict[str, str]) -> str:
     return moved[old] + path[len(old) :] if old else path
 
 
-def become(uid: int) -> bool:
+def become(uid: int, threads: int) -> bool:
     """Another user, with few threads; False where this process may not."""
     try:
         os.setgroups([])
         os.setgid(uid)
-        resource.setrlimit(resource.RLIMIT_NPROC, (32, 32))
+        resource.setrlimit(resource.RLIMIT_NPROC, (threads, threads))
         os.setuid(uid)
     except OSError:  # a user namespace without this id
         return False
@@ -113,11 +109,12 @@ def confine_files(home: str) -> bool:
     abi = LIBC.syscall(444, None, ctypes.c_size_t(0), 1)
     if abi < 1:
         return False
-    every = (1 << 13) - 1 | (1 << 13 if abi >= 2 else 0) | (1 << 14 if abi >= 3 else 0)
+    every = (1 << 13) - 1 | sum(1 << right for right, since in ((13, 2), (14, 3), (15, 5)) if abi >= since)
     read = 1 << 2 | 1 << 3
-    network = 3 if abi >= 4 else 0
-    attributes = struct.pack("QQ", every, network) if abi >= 4 else struct.pack("Q", every)
-    rules = LIBC.syscall(444, attributes, ctypes.c_size_t(len(attributes)), 0)
+    attributes = [every, 3, 3]  # files; TCP; abstract sockets and signals to processes outside
+    attributes = attributes[: 3 if abi >= 6 else 2 if abi >= 4 else 1]
+    packed = struct.pack("Q" * len(attributes), *attributes)
+    rules = LIBC.syscall(444, packed, ctypes.c_size_t(len(packed)), 0)
     if rules < 0:
         return False
     folders = [(path, read) for path in [*sys.path, "/lib", "/lib64", "/usr/lib", "/usr/share/zoneinfo"]]
@@ -134,27 +131,14 @@ def confine_files(home: str) -> bool:
     return confined
 
 
-def refuse_calls() -> None:
-    """A seccomp filter: refused calls fail with EPERM, new processes too; threads are allowed."""
-    machine = os.uname().machine
-    if machine not in SYSTEMS:
+def refuse_calls(lines: list[list[int]], machine: str) -> None:
+    """The seccomp filter: from here on only the listed system calls work."""
+    if not lines:
         raise RuntimeError(f"there is no list of system calls for the machine '{machine}'")
-    audit, clone, own_only, refused = SYSTEMS[machine]
-    load, equal, at_least, any_bit, give = 0x20, 0x15, 0x35, 0x45, 0x06
-    allow, kill = 0x7FFF0000, 0x80000000
-    errno = 0x00050000
-    program = [(load, 0, 0, 4), (equal, 1, 0, audit), (give, 0, 0, kill), (load, 0, 0, 0)]
-    program += [(at_least, 0, 1, 0x40000000), (give, 0, 0, errno | EPERM)]
-    program += [(equal, 0, 1, CLONE3), (give, 0, 0, errno | ENOSYS)]
-    for number in refused:
-        program += [(equal, 0, 1, number), (give, 0, 0, errno | EPERM)]
-    for number in own_only:
-        program += [(equal, 0, 5, number), (load, 0, 0, 16), (equal, 2, 0, 0), (equal, 1, 0, os.getpid())]
-        program += [(give, 0, 0, errno | EPERM), (give, 0, 0, allow)]
-    program += [(equal, 0, 3, clone), (load, 0, 0, 16), (any_bit, 1, 0, CLONE_THREAD), (give, 0, 0, errno | EPERM)]
-    program += [(give, 0, 0, allow)]
-    code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *line) for line in program))
-    header = struct.pack("HxxxxxxQ", len(program), ctypes.addressof(code))
+    own = os.getpid()
+    packed = b"".join(struct.pack("HBBI", *line[:3], own if line[3] == SELF else line[3]) for line in lines)
+    code = ctypes.create_string_buffer(packed)
+    header = struct.pack("HxxxxxxQ", len(lines), ctypes.addressof(code))
     check(LIBC.prctl(PR_SET_SECCOMP, 2, ctypes.c_char_p(header), 0, 0), "seccomp")
 
 
@@ -166,15 +150,53 @@ def check(result: int, what: str) -> None:
 
 def run(job: dict[str, Any], results: TextIO) -> None:
     """Executes the program, then evaluates the calls in its names and writes a line for each."""
-    names = {"__name__": "__main__", "__builtins__": __builtins__}
+    module = types.ModuleType("__main__")
+    sys.modules["__main__"] = module
+    names = vars(module)
+    names["__builtins__"] = __builtins__
     exec(compile(job["code"], "solution.py", "exec"), names)
     for call in job["calls"]:
         try:
-            line = {"value": repr(eval(compile(call, "test", "eval"), names))}
+            line = described(eval(compile(call, "test", "eval"), names), [0])
         except Exception as error:
             line = {"error": type(error).__name__}
         results.write(json.dumps(line) + "\n")
         results.flush()
+
+
+SEQUENCES = ((list, "list"), (tuple, "tuple"), (frozenset, "frozenset"), (set, "set"))
+ITERATORS: tuple[Any, ...] = (
+    *(types.GeneratorType, range, map, zip, filter, enumerate, reversed, collections.deque),
+    *(type({}.keys()), type({}.values()), type({}.items()), type(iter([])), type(iter(()))),
+)
+
+
+def described(value: Any, parts: list[int], depth: int = 0) -> Any:
+    """A value as JSON that says its type: only its plain content, as the built-in type holds it, never what its own methods say."""
+    parts[0] += 1
+    if parts[0] > MAX_PARTS or depth > MAX_DEPTH:
+        raise ValueError("too large")
+    if value is None or value is True or value is False:
+        return value
+    kind = type(value)
+    if issubclass(kind, str):
+        return str.__str__(value)
+    if issubclass(kind, int):
+        return {"int": format(int.__int__(value), "x")}
+    if issubclass(kind, float):
+        return {"float": float.hex(value)}
+    if issubclass(kind, complex):
+        return {"complex": [float.hex(complex.__pos__(value).real), float.hex(complex.__pos__(value).imag)]}
+    if issubclass(kind, bytes):
+        return {"bytes": bytes.hex(value)}
+    if issubclass(kind, dict):
+        return {"dict": [[described(part, parts, depth + 1) for part in pair] for pair in dict.items(value)]}
+    for base, name in SEQUENCES:
+        if issubclass(kind, base):
+            return {name: [described(part, parts, depth + 1) for part in base.__iter__(value)]}
+    if kind in ITERATORS:
+        return {"iterator": [described(part, parts, depth + 1) for part in value]}
+    return {"object": kind.__name__}
 
 
 main(int(sys.argv[1]))
