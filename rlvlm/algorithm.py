@@ -29,7 +29,12 @@ from rlvlm.algos.value_losses import explained_variance
 from rlvlm.algos.weighted import Weighted
 from rlvlm.batch import Batch
 from rlvlm.errors import ConfigError, FieldError, nearest
+from rlvlm.fields import field_of
 from rlvlm.registry import Part
+
+
+_LEFT_OUT = "sum/advantages/left_out"
+"""Metric: rows that an estimator left out because what it read of them was not finite; absent where there were none."""
 
 
 class Outputs(Protocol):
@@ -155,6 +160,8 @@ class Algorithm:
         if "group_tokens" in self._parts.aggregation.needs:
             batch = batch.with_(group_tokens=tokens_of_group(self.policy_mask(batch), batch["group_ids"]))
         values = dict(zip(metrics, torch.stack([value.float() for value in metrics.values()]).tolist(), strict=True))
+        if not values[_LEFT_OUT]:
+            del values[_LEFT_OUT]
         self._kl_in_reward_measured, self._num_samples = values.get("mean/kl_in_reward"), len(batch)
         return _with_metrics(batch, values)
 
@@ -322,7 +329,9 @@ class Algorithm:
 
     def _estimate(self, batch: Batch, metrics: dict[str, Tensor]) -> Batch:
         part, mask = self._parts.advantage, batch["loss_mask"]
-        estimate = part(self._before_update(batch, part))
+        given_fields = self._before_update(batch, part)
+        metrics[_LEFT_OUT] = _rows_not_finite(given_fields, len(batch)).sum()
+        estimate = part(given_fields)
         advantages, returns = estimate if isinstance(estimate, AdvantageEstimate) else (estimate, None)
         for given in (advantages, *([] if returns is None else [returns])):
             check_given(part, given, mask)
@@ -385,6 +394,15 @@ class _Leaves:
     logp: Tensor
     entropy: Tensor | None
     value_preds: Tensor | None
+
+
+def _rows_not_finite(given: Mapping[str, Any], rows: int) -> Tensor:
+    """True [B] for rows of which an estimator reads something that is NaN or infinite."""
+    fields = [value for name, value in given.items() if isinstance(value, Tensor) and field_of(name).dims[0] == "B"]
+    fields += given.get("scores_by_rule", {}).values()
+    wide = [value.unsqueeze(-1) if value.dim() == 1 else value for value in fields if value.is_floating_point()]
+    odd = [~value.isfinite().all(-1) for value in wide]
+    return torch.stack(odd).any(0) if odd else torch.zeros(rows, dtype=torch.bool)
 
 
 def _leaf(output: Tensor | None) -> Any:

@@ -48,11 +48,11 @@ def token_shares(metrics: Mapping[str, Tensor], clean: ZeroOutside, num_tokens: 
 
 @torch.no_grad()
 def token_means(metrics: Mapping[str, Tensor], mask: Tensor) -> dict[str, Tensor]:
-    """Reduces per-token metrics over the mask of a whole batch; a batch without tokens gives 0."""
+    """Reduces per-token metrics over the mask of a whole batch; one without tokens gives 0, and NaN and infinity show."""
     count = mask.sum().clamp_min(1)
     shares = token_shares(metrics, ZeroOutside(mask), 1)
     reduced = {key: value / count if reduction_of(key) == "mean" else value for key, value in shares.items()}
-    return {key: torch.where(value.isfinite(), value, torch.zeros_like(value)) for key, value in reduced.items()}
+    return {key: torch.where(mask.any(), value, torch.zeros_like(value)) for key, value in reduced.items()}
 
 
 def join_shares(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:

@@ -6,6 +6,7 @@ nor a gradient of theirs reaches a valid place.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from functools import cached_property
 from typing import Any
@@ -81,6 +82,15 @@ def as_mask(mask: Tensor) -> Tensor:
 def fill_masked(values: Tensor, mask: Tensor, fill: float = 0.0) -> Tensor:
     """``values`` with ``fill`` where the bool mask is false."""
     return ZeroOutside(mask)(values) if fill == 0.0 else torch.where(mask, values, fill)
+
+
+def leave_out_rows(mask: Tensor, *fields: Tensor) -> Tensor:
+    """The bool mask [B, L] without the rows in which a field [B, L] is NaN or infinite at a place of the mask."""
+    left = [fill_masked(field, mask) for field in fields]
+    if mask.device.type == "cpu" and all(math.isfinite(float(field.sum())) for field in left):
+        return mask  # elsewhere the question would wait for the device
+    sound = torch.stack([field.isfinite().all(-1) for field in left]).all(0)
+    return mask & sound.unsqueeze(-1)
 
 
 class ZeroOutside:

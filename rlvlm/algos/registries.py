@@ -45,7 +45,11 @@ ADVANTAGES = Registry(
     "advantages",
     builtins=("rlvlm.algos.advantages.group", "rlvlm.algos.advantages.whitened", "rlvlm.algos.advantages.returns"),
     readable=_before_update,
+    traits={"group_baseline": False},
 )
+"""Estimators of advantages. The trait ``group_baseline`` says that a sample is compared with its group, so that by default
+a group of equal rewards, and so a group of one, gets exactly 0."""
+
 POLICY_LOSSES = Registry(
     "policy loss",
     "policy_losses",

@@ -48,7 +48,8 @@ def explained_variance(values: Tensor, returns: Tensor, loss_mask: Tensor) -> Te
     values, returns = widen_float16(values, returns)
     mask = as_mask(loss_mask)
     total, left = _variance(returns, mask), _variance(returns - values, mask)
-    return torch.where(total > 0, 1 - left / total.clamp_min(torch.finfo(total.dtype).tiny), torch.zeros_like(total))
+    share = 1 - left / total.clamp_min(torch.finfo(total.dtype).tiny)
+    return torch.where(total == 0, torch.zeros_like(total), share)  # NaN stays NaN
 
 
 def _variance(values: Tensor, mask: Tensor) -> Tensor:

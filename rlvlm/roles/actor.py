@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from rlvlm.algorithm import Algorithm
+from rlvlm.algos.numerics import fill_masked
 from rlvlm.batch import Batch
 from rlvlm.engines.train.base import TrainEngine
 from rlvlm.engines.train.batching import MicroBatch, mini_batches
@@ -140,8 +141,8 @@ def parity(logp: Tensor, batch: Batch, tokens: Tensor) -> Metrics:
         tokens: policy tokens of the whole mini-batch, so that the means of its micro-batches add up.
     """
     mask = batch["loss_mask"].to(logp.device)
-    gap = (logp.detach() - batch["behav_logp"].to(logp.device)).abs() * mask
-    return {"mean/parity/logp_abs_diff": gap.sum() / tokens, "max/parity/logp_abs_diff": gap.max()}
+    gap = fill_masked((logp.detach() - batch["behav_logp"].to(logp.device)).abs(), mask)
+    return {"mean/parity/logp_abs_diff": gap.sum() / tokens.clamp_min(1), "max/parity/logp_abs_diff": gap.max()}
 
 
 def no_parity(logp: Tensor, batch: Batch, tokens: Tensor) -> Metrics:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, SupportsFloat
@@ -30,7 +31,7 @@ class MetricLog:
 def add_shares(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Joins the metrics of the micro-batches of one mini-batch, whose ``mean/`` values are shares of its mean.
 
-    Shares and sums add up, ``max/`` and ``min/`` keep the extreme. Tensors stay tensors.
+    Shares and sums add up, ``max/`` and ``min/`` keep the extreme, and NaN where any value is NaN. Tensors stay tensors.
     """
     if len(parts) == 1:
         return dict(parts[0])
@@ -44,7 +45,7 @@ def add_shares(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 _JOIN: dict[str, Callable[[Any, Any], Any]] = {
     "mean": operator.add,
     "sum": operator.add,
-    "max": lambda a, b: a if float(a) >= float(b) else b,
-    "min": lambda a, b: a if float(a) <= float(b) else b,
+    "max": lambda a, b: a if math.isnan(a) or float(a) >= float(b) else b,  # a comparison with NaN is false: b
+    "min": lambda a, b: a if math.isnan(a) or float(a) <= float(b) else b,
     "last": lambda a, b: b,
 }

@@ -1,9 +1,9 @@
 """Baselines from the group: one advantage for a whole sample, spread over the tokens that the policy sampled.
 
 All take ``rewards`` [B], ``group_ids`` [B] (any group sizes, any order) and ``loss_mask`` [B, L], and give advantages
-[B, L] that are zero outside ``loss_mask``. A group with equal rewards gets exactly 0. A reward that is not finite is left
-out of its group's statistics and its sample gets 0. A group of one gets 0 (``singleton="zero"``), or its reward as if
-there were no baseline (``singleton="reward"``, as in verl).
+[B, L] that are zero outside ``loss_mask``. A group with equal rewards gets exactly 0, unless an option says otherwise. A
+sample whose reward is not finite is left out: it gets 0, and the others get what they would get without it. A group of
+one gets 0 (``singleton="zero"``), or its reward as if there were no baseline (``singleton="reward"``, as in verl).
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from rlvlm.algos.registries import register_advantage
 
 Level = Literal["group", "batch", "none"]
 Singleton = Literal["zero", "reward"]
+EqualGroups = Literal["zero", "whitened"]
 
 
-@register_advantage("grpo")
+@register_advantage("grpo", group_baseline=True)
 @torch.no_grad()
 def grpo(
     rewards: Tensor,
@@ -36,6 +37,7 @@ def grpo(
     leave_one_out: bool = False,
     singleton: Singleton = "zero",
     whiten_tokens: bool = False,
+    equal_groups: EqualGroups = "zero",
 ) -> Tensor:
     """``(r - mean) / (std + eps)`` with mean and standard deviation of the group.
 
@@ -43,11 +45,14 @@ def grpo(
     Elsewhere: ``grpo``, ``grpo_vectorized`` (verl); ``scale_rewards`` (TRL); ``reward_norm`` and ``adv_norm`` (AReaL).
 
     Args:
-        mean: statistics that are subtracted, over the group or the batch, or nothing.
-        std: statistics that are divided by; ``none`` does not divide.
+        mean: statistics that are subtracted, over the group or the batch, or nothing; a group of equal rewards gets 0
+            with ``group``.
+        std: statistics that are divided by; ``none`` does not divide. With ``group``, a group of equal rewards gets 0.
         unbiased: divide the variance by n - 1 (else by n).
         leave_one_out: leave the sample itself out of its mean.
         whiten_tokens: normalise once more over the tokens of the batch (AReaL, LLaVA-OneVision-1.5-RL).
+        equal_groups: with ``whiten_tokens``, a group of equal rewards stays at ``zero``, or is shifted by the mean of the
+            batch like the others (``whitened``, AReaL).
     """
     check_not_negative("grpo", eps=eps)
     groups = group(rewards, group_ids)
@@ -59,11 +64,13 @@ def grpo(
     if mean != "group" and singleton == "zero":
         advantage = torch.where(groups.alone, 0.0, advantage)
     advantage = settle_singletons(advantage, rewards, groups, singleton, 1 + eps if std == "group" else 1.0)
-    tokens = over_tokens(advantage, rewards, loss_mask)
-    return whiten(tokens, as_mask(loss_mask) & groups.valid.unsqueeze(-1)) if whiten_tokens else tokens
+    if not whiten_tokens:
+        return over_tokens(advantage, rewards, loss_mask)
+    stays = equal_groups == "zero" and "group" in (mean, std)
+    return whiten_over_tokens(advantage, rewards, loss_mask, groups.valid, ~flat(groups, singleton) if stays else None)
 
 
-@register_advantage("rloo")
+@register_advantage("rloo", group_baseline=True)
 @torch.no_grad()
 def rloo(rewards: Tensor, group_ids: Tensor, loss_mask: Tensor, *, singleton: Singleton = "zero") -> Tensor:
     """``r_i - mean(r_j, j ≠ i)``: reward minus the mean reward of the *other* samples of the group.
@@ -77,7 +84,7 @@ def rloo(rewards: Tensor, group_ids: Tensor, loss_mask: Tensor, *, singleton: Si
     return over_tokens(advantage, rewards, loss_mask)
 
 
-@register_advantage("opo")
+@register_advantage("opo", group_baseline=True)
 @torch.no_grad()
 def opo(rewards: Tensor, group_ids: Tensor, loss_mask: Tensor, *, singleton: Singleton = "zero") -> Tensor:
     """``r - Σ l_j r_j / Σ l_j``: reward minus the length-weighted mean of the group, the baseline of least variance.
@@ -96,7 +103,7 @@ def opo(rewards: Tensor, group_ids: Tensor, loss_mask: Tensor, *, singleton: Sin
     return over_tokens(advantage, rewards, loss_mask)
 
 
-@register_advantage("gpg")
+@register_advantage("gpg", group_baseline=True)
 @torch.no_grad()
 def gpg(
     rewards: Tensor,
@@ -106,7 +113,7 @@ def gpg(
     scale: Literal["informative", "nonzero", "none"] = "informative",
     singleton: Singleton = "zero",
 ) -> Tensor:
-    """``α (r - mean)`` with α = samples / samples that carry a gradient.
+    """``α (r - mean)`` with α = samples / samples that carry a gradient; one left out is a sample that carries none.
 
     Paper: GPG, arXiv 2504.02546.
     Elsewhere: ``gpg`` (verl, RLLaVA).
@@ -123,7 +130,7 @@ def gpg(
     return over_tokens(advantage, rewards, loss_mask)
 
 
-@register_advantage("grpo_passk")
+@register_advantage("grpo_passk", group_baseline=True)
 @torch.no_grad()
 def grpo_passk(
     rewards: Tensor, group_ids: Tensor, loss_mask: Tensor, *, divide: bool = True, eps: float = 1e-6
@@ -173,6 +180,22 @@ def over_tokens(advantage: Tensor, rewards: Tensor, loss_mask: Tensor) -> Tensor
     for rows in row_blocks(tokens):
         keep_bits(column[rows], mask_bits(mask[rows], dtype), out=tokens[rows])
     return tokens
+
+
+def whiten_over_tokens(
+    advantage: Tensor, rewards: Tensor, loss_mask: Tensor, valid: Tensor, keep: Tensor | None = None
+) -> Tensor:
+    """Spreads advantages [B] over tokens and whitens them over the tokens of valid rows; 0 for rows not to ``keep``."""
+    mask = as_mask(loss_mask)
+    counted = mask & valid.unsqueeze(-1)
+    whitened = whiten(over_tokens(advantage, rewards, mask), counted)
+    return whitened if keep is None else fill_masked(whitened, counted & keep.unsqueeze(-1))
+
+
+def flat(groups: Groups, singleton: Singleton) -> Tensor:
+    """True [B] for samples whose group has no spread, and so no signal."""
+    equal = groups.to_rows(groups.spread) == 0
+    return equal & ~groups.alone if singleton == "reward" else equal
 
 
 def _deviations(level: Level, rewards: Tensor, groups: Groups, leave_one_out: bool) -> Tensor:

@@ -1,6 +1,8 @@
 """Advantages from discounted returns: one for each token, carried across observation tokens.
 
-All take ``token_rewards`` [B, L] and ``loss_mask`` [B, L]; a reward outside ``loss_mask`` is not counted.
+All take ``token_rewards`` [B, L] and ``loss_mask`` [B, L]; a reward outside ``loss_mask`` is not counted. A row with a
+reward, value or baseline that is not finite is left out: its advantages are 0, and the others get what they would get
+without it. There is no group baseline: a group of equal rewards is not at 0.
 """
 
 from __future__ import annotations
@@ -12,7 +14,17 @@ from torch import Tensor
 
 from rlvlm.algos.advantages.scan import Scan, scan_with_decays
 from rlvlm.algos.checks import check_factor, check_ids, check_rows_of, check_token_fields
-from rlvlm.algos.numerics import Moments, as_mask, fill_masked, keep_bits, mask_bits, row_blocks, whiten, widen_float16
+from rlvlm.algos.numerics import (
+    Moments,
+    as_mask,
+    fill_masked,
+    keep_bits,
+    leave_out_rows,
+    mask_bits,
+    row_blocks,
+    whiten,
+    widen_float16,
+)
 from rlvlm.algos.registries import register_advantage
 from rlvlm.algos.results import AdvantageEstimate
 from rlvlm.errors import FieldError
@@ -31,7 +43,7 @@ def gae(
 ) -> AdvantageEstimate:
     """``A_t = δ_t + γλ A_next`` with ``δ_t = r_t + γ V_next - V_t``, whitened; returns ``A + V``.
 
-    "Next" is the next policy token.
+    "Next" is the next policy token. A row that is left out has its values for returns, so that a critic learns nothing of it.
 
     Paper: GAE, arXiv 1506.02438.
     Elsewhere: ``gae`` (verl, EasyR1, RLLaVA, OpenRLHF).
@@ -44,7 +56,8 @@ def gae(
     check_factor("gae", gamma=gamma, lam=lam)
     check_token_fields(token_rewards=token_rewards, values=values, loss_mask=loss_mask)
     token_rewards, values = widen_float16(token_rewards, values)
-    mask = as_mask(loss_mask)
+    sampled = as_mask(loss_mask)
+    mask = leave_out_rows(sampled, token_rewards, values)
     advantages, returns = torch.empty_like(values), torch.empty_like(values)
     scan, moments = Scan(gamma * lam, values), Moments()
     for rows in row_blocks(values):
@@ -57,6 +70,8 @@ def gae(
         advantage = keep_bits(target.sub_(value), bits, out=advantages[rows])
         if whiten_tokens:
             moments.add(advantage, bits)
+    if mask is not sampled:
+        returns = torch.where(sampled & ~mask, values.nan_to_num(0.0, 0.0, 0.0), returns)
     return AdvantageEstimate(moments.whiten(advantages, mask, out=advantages) if whiten_tokens else advantages, returns)
 
 
@@ -81,7 +96,7 @@ def reinforce_plus_plus(
     check_factor("reinforce_plus_plus", gamma=gamma)
     check_token_fields(token_rewards=token_rewards, loss_mask=loss_mask)
     (token_rewards,) = widen_float16(token_rewards)
-    mask = as_mask(loss_mask)
+    mask = leave_out_rows(as_mask(loss_mask), token_rewards)
     rewards = fill_masked(token_rewards, mask)
     if masked == "carry":
         returns = fill_masked(torch.add(rewards, Scan(gamma, rewards).after(rewards, mask), alpha=gamma), mask)
@@ -106,9 +121,10 @@ def remax(token_rewards: Tensor, greedy_rewards: Tensor, group_ids: Tensor, loss
     check_rows_of(loss_mask, group_ids=group_ids)
     _check_greedy(greedy_rewards, group_ids)
     token_rewards, greedy_rewards = widen_float16(token_rewards, greedy_rewards)
-    mask = as_mask(loss_mask)
+    baseline = greedy_rewards[group_ids].unsqueeze(-1)
+    mask = leave_out_rows(as_mask(loss_mask), token_rewards, baseline.expand_as(token_rewards))
     returns = fill_masked(token_rewards, mask).flip(-1).cumsum(-1).flip(-1)
-    advantages = returns - greedy_rewards[group_ids].unsqueeze(-1)
+    advantages = returns - baseline
     return AdvantageEstimate(fill_masked(advantages, mask), fill_masked(returns, mask))
 
 

@@ -9,22 +9,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Literal
 
 import torch
 from torch import Tensor
 
-from rlvlm.algos.advantages.group import Singleton, over_std, over_tokens, settle_singletons
-from rlvlm.algos.checks import check_not_negative, check_rows_of
-from rlvlm.algos.grouping import Groups, group
-from rlvlm.algos.numerics import as_mask, fill_masked, whiten, wide
+from rlvlm.algos.advantages.group import (
+    EqualGroups,
+    Singleton,
+    flat,
+    over_std,
+    settle_singletons,
+    whiten_over_tokens,
+)
+from rlvlm.algos.checks import check_not_negative, check_row_fields, check_rows_of
+from rlvlm.algos.grouping import group
+from rlvlm.algos.numerics import wide
 from rlvlm.algos.registries import register_advantage
 from rlvlm.errors import ConfigError, nearest
 
-EqualGroups = Literal["zero", "whitened"]
 
-
-@register_advantage("reinforce_plus_plus_baseline")
+@register_advantage("reinforce_plus_plus_baseline", group_baseline=True)
 @torch.no_grad()
 def reinforce_plus_plus_baseline(
     rewards: Tensor,
@@ -42,11 +46,11 @@ def reinforce_plus_plus_baseline(
     check_rows_of(loss_mask, rewards=rewards)
     groups = group(rewards, group_ids)
     advantage = settle_singletons(groups.deviations, rewards, groups, singleton)
-    keep = ~_flat(groups, singleton) if equal_groups == "zero" else torch.ones_like(groups.valid)
+    keep = ~flat(groups, singleton) if equal_groups == "zero" else None
     return whiten_over_tokens(advantage, rewards, loss_mask, groups.valid, keep)
 
 
-@register_advantage("gdpo")
+@register_advantage("gdpo", group_baseline=True)
 @torch.no_grad()
 def gdpo(
     scores_by_rule: Mapping[str, Tensor],
@@ -61,6 +65,8 @@ def gdpo(
 ) -> Tensor:
     """``whiten(Σ_k w_k (r_k - mean_k) / (std_k + eps))``: each reward rule normalised by itself, so that none drowns another.
 
+    A sample with a score that is not finite in any of these rules is left out of all.
+
     Paper: GDPO, arXiv 2601.05242.
     Elsewhere: ``gdpo`` (verl); ``multi_objective_aggregation=normalize_then_sum`` (TRL).
 
@@ -74,38 +80,28 @@ def gdpo(
     if not chosen:
         raise ConfigError("gdpo normalises each reward rule by itself, and there are the scores of none.")
     _check_weights(chosen)
-    total = wide(torch.zeros_like(group_ids, dtype=torch.float32))
-    valid, keep = torch.zeros_like(group_ids, dtype=torch.bool), torch.zeros_like(group_ids, dtype=torch.bool)
-    for rule, weight in chosen.items():
+    for rule in chosen:
         if rule not in scores_by_rule:
             raise ConfigError(
                 f"gdpo weighs the rule '{rule}', which this batch has not{nearest(rule, scores_by_rule)}."
             )
-        scores = scores_by_rule[rule]
+    check_row_fields(**{rule: scores_by_rule[rule] for rule in chosen})
+    valid = torch.stack([scores_by_rule[rule].isfinite() for rule in chosen]).all(0)
+    total = wide(torch.zeros_like(group_ids, dtype=torch.float32))
+    keep = torch.full_like(group_ids, equal_groups == "whitened", dtype=torch.bool)
+    for rule, weight in chosen.items():
+        scores = torch.where(valid, scores_by_rule[rule], torch.nan)  # a sample counts for all rules or for none
         groups = group(scores, group_ids)
         advantage = groups.deviations
         if divide:
             advantage = groups.times(advantage, over_std(groups.std(), eps))
         total = total + weight * settle_singletons(advantage, scores, groups, singleton, 1 + eps if divide else 1.0)
-        valid = valid | groups.valid
-        keep = keep | ~_flat(groups, singleton) | (equal_groups == "whitened")
+        if weight:
+            keep = keep | ~flat(groups, singleton)
     return whiten_over_tokens(total, scores, loss_mask, valid, keep)
-
-
-def whiten_over_tokens(advantage: Tensor, rewards: Tensor, loss_mask: Tensor, valid: Tensor, keep: Tensor) -> Tensor:
-    """Spreads advantages [B] over tokens and whitens them over the tokens of valid rows; 0 for rows not to ``keep``."""
-    mask = as_mask(loss_mask)
-    counted = mask & valid.unsqueeze(-1)
-    return fill_masked(whiten(over_tokens(advantage, rewards, mask), counted), counted & keep.unsqueeze(-1))
 
 
 def _check_weights(weights: Mapping[str, float]) -> None:
     for rule, weight in weights.items():
         if not isinstance(weight, (int, float)) or isinstance(weight, bool) or not math.isfinite(weight):
             raise ConfigError(f"option 'weights' of 'gdpo' gives '{rule}' a finite number, got {weight!r}.")
-
-
-def _flat(groups: Groups, singleton: Singleton) -> Tensor:
-    """True [B] for samples whose group has no spread, and so no signal."""
-    flat = groups.to_rows(groups.spread) == 0
-    return flat & ~groups.alone if singleton == "reward" else flat
