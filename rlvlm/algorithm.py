@@ -6,6 +6,7 @@ parameters name. What stands outside the mask is replaced by zeros before any pa
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -31,7 +32,6 @@ from rlvlm.batch import Batch
 from rlvlm.errors import ConfigError, FieldError, nearest
 from rlvlm.fields import field_of
 from rlvlm.registry import Part
-
 
 _LEFT_OUT = "sum/advantages/left_out"
 """Metric: rows that an estimator left out because what it read of them was not finite; absent where there were none."""
@@ -162,7 +162,9 @@ class Algorithm:
         values = dict(zip(metrics, torch.stack([value.float() for value in metrics.values()]).tolist(), strict=True))
         if not values[_LEFT_OUT]:
             del values[_LEFT_OUT]
-        self._kl_in_reward_measured, self._num_samples = values.get("mean/kl_in_reward"), len(batch)
+        counted = bool(batch["loss_mask"].any())
+        self._kl_in_reward_measured = values.get("mean/kl_in_reward", math.nan) if counted else math.nan
+        self._num_samples = len(batch)
         return _with_metrics(batch, values)
 
     # ---------------------------------------------------------------- the update
@@ -238,11 +240,13 @@ class Algorithm:
 
     # ---------------------------------------------------------------- between steps
 
-    def after_update(self, metrics: Mapping[str, float]) -> None:
+    def after_update(self, metrics: Mapping[str, float], *, num_tokens: float | None = None) -> None:
         """Moves controlled weights after a step.
 
         Args:
             metrics: of the update, reduced over micro-batches, mini-batches and ranks.
+            num_tokens: policy tokens that counted in the update; with 0 there is nothing to follow in it, and the weights
+                of the loss's terms stay.
 
         Raises ``ConfigError`` if a metric that a controller follows is not among them.
         """
@@ -251,12 +255,15 @@ class Algorithm:
                 measured = self._kl_in_reward_measured
             else:
                 measured = metrics.get(f"mean/{name}")
+            if num_tokens == 0 and term is not self._parts.kl_in_reward:
+                continue
             if measured is None:
                 raise ConfigError(
                     f"the controller of '{name}' follows the metric 'mean/{name}', which the step did not report"
                     f"{nearest(f'mean/{name}', metrics)}; pass the reduced metrics of the update to after_update."
                 )
-            term.update(float(measured), self._num_samples)
+            if not math.isnan(measured):  # nothing, or nothing usable, was measured; the metric itself says so
+                term.update(float(measured), self._num_samples)
 
     def state_dict(self) -> dict[str, Any]:
         """Weights that controllers move, the state of the generator, and that of parts that have one."""

@@ -479,6 +479,32 @@ def test_an_adaptive_weight_in_the_reward_follows_its_own_measurement() -> None:
     assert made.state_dict()["weights"] == {"kl_in_reward": pytest.approx(0.2 * (1 + 0.2 * 9 / 90))}
 
 
+def test_rows_that_an_estimator_leaves_out_are_counted() -> None:
+    batch, _ = batch_and_pass()
+    assert "sum/advantages/left_out" not in algorithm().estimate_advantages(batch).meta["metrics"]
+    rewards = batch["token_rewards"].clone()
+    for row in (1, 4):
+        rewards[row, batch["loss_mask"][row].nonzero()[-1]] = math.nan
+    for advantage in ("grpo", "reinforce_plus_plus"):
+        made = algorithm(advantage=advantage).estimate_advantages(batch.with_(token_rewards=rewards))
+        assert made.meta["metrics"]["sum/advantages/left_out"] == 2
+        assert made["advantages"].isfinite().all()
+        assert made["advantages"].any()
+
+
+@pytest.mark.parametrize("kind", ["regularizers", "kl_in_reward"])
+def test_an_adaptive_weight_stays_where_no_token_counts(kind: str) -> None:
+    node = {"weight": 0.2, "controller": {"name": "adaptive", "target": 1e-6, "horizon": 90}}
+    made, (batch, _) = (
+        algorithm(**{kind: {"kl_to_reference": node} if kind == "regularizers" else node}),
+        batch_and_pass(),
+    )
+    empty = batch.with_(loss_mask=torch.zeros_like(batch["loss_mask"]))
+    made.estimate_advantages(empty)
+    made.after_update({}, num_tokens=0)
+    assert list(made.state_dict()["weights"].values()) == [0.2]
+
+
 def test_a_state_of_another_composition_is_refused() -> None:
     state = algorithm(regularizers={"kl_to_reference": {"weight": 0.1, "controller": "adaptive"}}).state_dict()
     with pytest.raises(ConfigError, match="only one of the two has 'kl_to_reference'"):

@@ -36,6 +36,11 @@ def exp_clamped(log_ratio: Tensor, upper: float = LOG_RATIO_LIMIT) -> Tensor:
     return clamp(log_ratio, -LOG_RATIO_LIMIT, upper).exp()
 
 
+def log_difference(logp: Tensor, other: Tensor) -> Tensor:
+    """``logp - other`` of two log-probs; 0 and not NaN where both are -inf."""
+    return torch.where((logp == other) & logp.isinf(), 0.0, logp - other)
+
+
 def clamp(values: Tensor, low: float | None = None, high: float | None = None) -> Tensor:
     """``torch.clamp`` in value and gradient, which passes at the bounds, with a backward pass that a CPU vectorises."""
     return _Clamp.apply(values, low, high)

@@ -20,7 +20,8 @@ from rlvlm.algos.registries import KL_ESTIMATORS, register_regularizer
 class KLToReference:
     """KL of the policy to the reference at each token, by one of the KL estimators.
 
-    Elsewhere: ``use_kl_loss``, ``kl_loss_coef``, ``kl_loss_type`` (verl, EasyR1, RLLaVA); ``beta`` (TRL).
+    Elsewhere: ``use_kl_loss``, ``kl_loss_coef``, ``kl_loss_type`` (verl, RLLaVA); ``use_kl_loss``, ``kl_coef``,
+    ``kl_penalty`` (EasyR1); ``beta`` (TRL).
 
     Args:
         estimator: node of the KL estimator.

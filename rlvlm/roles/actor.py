@@ -53,16 +53,17 @@ class Actor:
 
     def update(self, batch: Batch) -> dict[str, float]:
         """Epochs × mini-batches × micro-batches; ``version`` goes up by one. Returns metrics, reduced by their prefix."""
-        log = MetricLog()
+        log, tokens = MetricLog(), 0.0
         for epoch in range(self.config.epochs):
             for mini in mini_batches(batch, self.config.mini_batches, self._order(epoch)):
                 fresh = not len(log)  # later steps of a batch are meant to differ from the engine
                 denominators = self.algorithm.denominators(mini)
+                tokens += denominators["tokens"]
                 parts = self._accumulate(mini, denominators, parity if fresh else no_parity)
                 log.add(add_shares(parts), weight=denominators["tokens"])
                 log.add(self.engine.step())
         metrics = log.reduced()
-        self.algorithm.after_update(metrics)
+        self.algorithm.after_update(metrics, num_tokens=tokens)
         self.version += 1
         return metrics
 

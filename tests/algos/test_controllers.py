@@ -16,6 +16,11 @@ def test_the_adaptive_controller_moves_towards_the_target_and_no_faster_than_its
     assert after(-9.0) == pytest.approx(0.5 * 0.98)
 
 
+def test_a_measurement_of_nan_moves_nothing() -> None:
+    part = CONTROLLERS.build("adaptive")
+    assert part({"weight": 0.2, "measured": float("nan"), "num_samples": 64}) == 0.2
+
+
 def test_the_fixed_controller_reads_only_the_weight() -> None:
     part = CONTROLLERS.build("fixed")
     assert part.needs == ("weight",)

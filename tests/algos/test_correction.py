@@ -75,17 +75,18 @@ def test_ratio_masks_reject_tokens_or_whole_sequences(
 
 
 def statistic(name: str, d: float) -> float:
-    return {"k1": d, "k2": d * d / 2, "k3": math.exp(d) - d - 1}[name]
+    return {"k1": d, "k2": d * d / 2, "k3": math.exp(d) - d - 1, "ratio": d}[name]
 
 
-@pytest.mark.parametrize("name", ["k1", "k2", "k3"])
+@pytest.mark.parametrize("name", ["k1", "k2", "k3", "ratio"])
 @pytest.mark.parametrize("level", ["token", "sum", "mean", "max"])
 def test_rejection_against_its_definition(name: str, level: str) -> None:
     if (name, level) == ("k1", "max"):
         return
-    high = {"k1": 1.3, "k2": 0.3, "k3": 0.4}[name]
+    high = {"k1": 1.3, "k2": 0.3, "k3": 0.4, "ratio": 1.3}[name]
     got = kept({"name": "rejection", "statistic": name, "level": level, "high": high})
     low_bound, high_bound = (math.log(1 / high), math.log(high)) if name == "k1" else (-math.inf, high)
+    high_bound = math.log(high) if name == "ratio" else high_bound
     for row in range(2):
         values = [statistic(name, math.log(x)) for x in RATIO[row][MASK[row]].tolist()]
         joined = {"token": values, "sum": [sum(values)], "mean": [sum(values) / len(values)], "max": [max(values)]}[
@@ -124,7 +125,13 @@ def test_mismatch_is_measured_before_any_cap() -> None:
 
 
 NODES: list[Any] = ["tis", "icepop", "ratio_mask", "rejection", {"name": "tis", "level": "sequence", "normalize": True}]
-NODES += [{"name": "rejection", "statistic": "k3", "level": "max", "high": 0.5}]
+NODES += [{"name": "rejection", "statistic": "k3", "level": "max", "high": 0.5}, "areal_rejection"]
+NODES += [{"name": "rejection", "statistic": "ratio", "level": "max", "low": 0.5, "high": 3.0}]
+NODES += [{"name": "areal_rejection", "level": "sequence", "agg": "max", "action": "clamp", "upper": 2.0, "lower": 0.5}]
+NODES += [{"name": "areal_rejection", "level": "sequence", "metric": "kl_k3", "agg": "sum"}]
+NODES += [
+    {"name": name, "level": level} for name in ("tis", "icepop", "ratio_mask") for level in ("sequence", "geometric")
+]
 
 
 @pytest.mark.parametrize("node", NODES, ids=str)
@@ -149,6 +156,82 @@ def test_extreme_ratios_and_empty_batches_stay_finite(node: Any) -> None:
     empty = run(node, mask=torch.zeros_like(MASK))
     assert not empty.weights.any()
     assert all(value.isfinite() for value in mismatch(RATIO, RATIO, torch.zeros_like(MASK)).values())
+
+
+def test_the_largest_ratio_of_a_sequence_may_bound_it() -> None:
+    ratio = {"name": "rejection", "statistic": "ratio", "level": "max"}
+    assert kept({**ratio, "high": 3.0})[:2] == [[False] * 4, [True, True, False, False]]
+    assert kept({**ratio, "high": 4.5, "low": 1.2})[:2] == [[True, True, True, False], [False] * 4]
+    product = {"name": "rejection", "statistic": "ratio", "level": "sum", "low": 1.0, "high": 2.0}
+    assert kept(product)[:2] == [[False] * 4, [True, True, False, False]]  # 4 and 1.21
+
+
+def test_tis_may_have_a_smallest_weight_too() -> None:
+    result = run({"name": "tis", "cap": 3.0, "floor": 1.05})
+    assert result.weights[:2].tolist() == [pytest.approx([2, 1.05, 3, 0]), pytest.approx([1.1, 1.1, 0, 0])]
+    assert result.metrics["mean/clamped"][MASK].tolist() == [False, True, True, False, False]
+    with pytest.raises(ConfigError, match="is at most cap 2.0, got 3.0"):
+        run({"name": "tis", "floor": 3.0})
+
+
+def areal(
+    row: list[float], level: str, action: str, metric: str, agg: str, upper: float, lower: float | None
+) -> list[float]:
+    """The weights of one sequence by AReaL's rules, in plain Python."""
+    logs = [math.log(x) for x in row]
+    measure = {
+        "ratio": lambda d: d,
+        "kl_k1": lambda d: d,
+        "kl_k2": lambda d: d * d / 2,
+        "kl_k3": lambda d: math.exp(-d) - 1 + d,
+    }[metric]
+    values = [measure(d) for d in logs]
+    weights = list(row)
+    if level == "sequence":
+        join = {"sum": sum, "mean": lambda v: sum(v) / len(v), "max": max}[agg]
+        values = [join(values)] * len(row)
+        weights = [math.exp(sum(logs) / len(logs))] * len(row) if metric == "ratio" else weights
+    values = [math.exp(v) for v in values] if metric == "ratio" else values
+    inside = [value <= upper and (lower is None or value >= lower) for value in values]
+    bounded = [0.0 if action == "mask" else min(max(w, lower or 0.0), upper) for w in weights]
+    return [w if good else b for w, b, good in zip(weights, bounded, inside, strict=True)]
+
+
+@pytest.mark.parametrize("lower", [None, 0.6])
+@pytest.mark.parametrize("agg", ["sum", "mean", "max"])
+@pytest.mark.parametrize("level", ["token", "sequence"])
+@pytest.mark.parametrize(
+    ("metric", "action"),
+    [("ratio", "mask"), ("ratio", "clamp"), ("kl_k1", "mask"), ("kl_k2", "mask"), ("kl_k3", "mask")],
+)
+def test_areals_rejection_against_its_definition(
+    metric: str, action: str, level: str, agg: str, lower: float | None
+) -> None:
+    upper = 1.5 if metric == "ratio" else 0.7
+    options = {"level": level, "action": action, "metric": metric, "agg": agg, "upper": upper, "lower": lower}
+    result = run({"name": "areal_rejection", **options})
+    for row in range(2):
+        expected = areal(RATIO[row][MASK[row]].tolist(), level, action, metric, agg, upper, lower)
+        assert result.weights[row][MASK[row]].tolist() == pytest.approx(expected)
+    assert result.mask.equal(MASK)  # what is rejected still counts in the denominators
+
+
+def test_areals_clamp_is_of_the_ratio() -> None:
+    with pytest.raises(ConfigError, match="action clamp of 'areal_rejection' goes with metric ratio, got kl_k2"):
+        run({"name": "areal_rejection", "action": "clamp", "metric": "kl_k2"})
+
+
+@pytest.mark.parametrize("node", NODES, ids=str)
+def test_log_probs_that_are_both_minus_infinity_agree(node: Any) -> None:
+    nothing = -math.inf
+    prox = torch.tensor([[-1.0, nothing, -1.0], [nothing, -1.0, -2.0], [-1.0, -1.0, -1.0]])
+    behav = torch.tensor([[-1.0, nothing, -1.0], [-1.0, nothing, -2.0], [-1.0, -1.0, -1.0]])
+    mask = torch.ones(3, 3, dtype=torch.bool)
+    found = CORRECTIONS.build(node)({"prox_logp": prox, "behav_logp": behav, "loss_mask": mask})
+    assert found.weights.isfinite().all()
+    if "normalize" not in str(node):
+        assert found.weights[[0, 2]].eq(1).all()
+        assert found.mask[[0, 2]].all()
 
 
 def test_shapes_must_agree() -> None:

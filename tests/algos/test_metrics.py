@@ -22,6 +22,16 @@ def test_whole_batches_are_reduced_by_their_own_count_and_empty_ones_to_zero() -
     assert all(value == 0 for value in token_means(KEYS, torch.zeros_like(MASK)).values())
 
 
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_what_is_not_finite_shows(value: float) -> None:
+    spoilt = VALUES.clone()
+    spoilt[1, 0] = value
+    got = token_means({"mean/x": spoilt, "max/x": spoilt, "min/x": spoilt, "sum/x": spoilt}, MASK)
+    assert not got["mean/x"].isfinite()
+    assert not got["sum/x"].isfinite()
+    assert not (got["max/x"].isfinite() and got["min/x"].isfinite())
+
+
 def test_what_a_sequence_shares_counts_once_for_each_of_its_tokens() -> None:
     column = torch.tensor([[2.0], [5.0], [math.nan]])
     mask = torch.tensor([[True, False, True], [True, False, False], [False, False, False]])

@@ -24,7 +24,7 @@ from rlvlm.errors import RegistryError
         (registries.VALUE_LOSSES, "clipped plain"),
         (registries.KL_ESTIMATORS, "k1 abs k2 k3 k1+ abs+ k2+ k3+"),
         (registries.REGULARIZERS, "kl_to_reference entropy length overlong ngram_repetition"),
-        (registries.CORRECTIONS, "tis icepop ratio_mask rejection"),
+        (registries.CORRECTIONS, "tis icepop ratio_mask rejection areal_rejection"),
         (
             registries.AGGREGATIONS,
             "token-mean token-sum seq-mean-token-sum seq-mean-token-mean seq-mean-token-sum-norm prompt-mean",

@@ -41,6 +41,13 @@ def test_explained_variance_of_a_perfect_a_constant_and_an_empty_critic() -> Non
     assert explained_variance(spoiled, spoiled, mask) == 1
 
 
+def test_explained_variance_of_returns_that_are_not_finite_is_not_0() -> None:
+    fields = draw(2)
+    returns = fields["returns"].clone()
+    returns[2, 1] = float("nan")
+    assert explained_variance(fields["values"], returns, fields["loss_mask"]).isnan()
+
+
 def test_bad_ranges_and_shapes_are_named() -> None:
     fields = draw(3)
     with pytest.raises(ConfigError, match="option 'clip' of 'clipped' is above 0, got 0"):

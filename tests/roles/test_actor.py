@@ -85,6 +85,15 @@ def test_epochs_times_mini_batches_is_the_number_of_optimiser_steps():
     assert made.version == 1
 
 
+def test_an_adaptive_kl_survives_a_batch_in_which_no_token_counts():
+    node = {"weight": 0.2, "controller": "adaptive"}
+    made = actor(AlgorithmConfig(regularizers={"kl_to_reference": node}, mask_truncated=True))
+    batch = made.compute_logp(scored(made))
+    batch = batch.with_(ref_logp=batch["prox_logp"], truncated=torch.ones(len(batch), dtype=torch.bool))
+    made.update(made.algorithm.estimate_advantages(batch))
+    assert made.algorithm.state_dict()["weights"] == {"kl_to_reference": 0.2}
+
+
 def test_prox_logp_from_the_training_pass_gives_the_same_update_as_its_own_pass():
     for config in (None, AlgorithmConfig(policy_loss="decoupled_clip")):
         own_metrics, own, _ = run(config, drift=0.3, prox=True)

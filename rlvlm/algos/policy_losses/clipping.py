@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from rlvlm.algos.checks import check_clip, check_positive, check_token_fields
-from rlvlm.algos.numerics import exp_clamped, widen_float16
+from rlvlm.algos.numerics import exp_clamped, log_difference, widen_float16
 from rlvlm.algos.registries import register_policy_loss
 from rlvlm.algos.results import TokenLoss
 
@@ -66,7 +66,7 @@ def decoupled_clip(
     check_token_fields(logp=logp, prox_logp=prox_logp, behav_logp=behav_logp, advantages=advantages)
     check_positive("decoupled_clip", cap=cap)
     logp, prox_logp, behav_logp, advantages = widen_float16(logp, prox_logp, behav_logp, advantages)
-    raw = exp_clamped(prox_logp.detach() - behav_logp)
+    raw = exp_clamped(log_difference(prox_logp.detach(), behav_logp))
     capped = raw > cap
     weight = raw.clamp(max=cap) if over_cap == "clamp" else raw.masked_fill(capped, 0.0)
     log_ratio = logp - prox_logp

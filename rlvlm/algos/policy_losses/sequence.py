@@ -42,7 +42,7 @@ def gspo(
     ``importance_sampling_level=sequence`` (TRL, LLaVA-OneVision-1.5-RL).
 
     Args:
-        dual_clip: bound c > 1 of the loss where the advantage is negative, ``min(loss, -A c)`` (EasyR1, RLLaVA).
+        dual_clip: bound c > 1 of the loss where the advantage is negative, ``min(loss, -A c)`` (EasyR1).
         form: ``sequence`` lets the gradient flow through the mean; ``token`` takes ``sg(s) · exp(logp - sg(logp))``, so
             that each token's advantage meets its own gradient (verl's and TRL's ``gspo_token``).
     """
