@@ -59,7 +59,9 @@ KINDS: list[tuple[str, str, Registry, str]] = [
         "advantage",
         ADVANTAGES,
         "From rewards to advantages [B, L]. Groups may have any size and order. A group of equal rewards gets exactly 0, and so "
-        "does a group of one; a reward that is not finite is left out of every statistic and its sample gets 0.",
+        "does a group of one, except with `gae`, `reinforce_plus_plus` and `remax`, which have no group baseline, and with the options "
+        "said below (`singleton`, `equal_groups`, grpo's `mean` and `std`). A row with a reward that is not finite is left out of every "
+        "statistic and gets 0; `sum/advantages/left_out` counts such rows.",
     ),
     (
         "Policy losses",
@@ -110,7 +112,11 @@ KINDS: list[tuple[str, str, Registry, str]] = [
         "filters",
         FILTERS,
         "Whole groups are dropped before advantages are estimated; what was dropped, by which filter, is in the batch's `meta` and "
-        "in the metrics.",
+        "in the metrics. New prompts are then answered in their place until the batch is full (dynamic sampling), at most "
+        "`algorithm.max_refills` times a step; `sum/refills` counts the rounds, `sum/refill/missing_groups` what was missing in the "
+        "end. `of` may name `rewards`, `scores`, a reward rule, or a number that a rule returns beside its score, by its key or as "
+        "`rule.key`; `rlvlm check` refuses a name that nothing gives. `rewards` are those after penalties such as `overlong`, and "
+        "before the KL of `kl_in_reward`.",
     ),
 ]
 

@@ -7,7 +7,7 @@ parameters name. What stands outside the mask is replaced by zeros before any pa
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -28,7 +28,7 @@ from rlvlm.algos.results import AdvantageEstimate
 from rlvlm.algos.settings import check_settings
 from rlvlm.algos.value_losses import explained_variance
 from rlvlm.algos.weighted import Weighted
-from rlvlm.batch import Batch
+from rlvlm.batch import Batch, reward_details
 from rlvlm.errors import ConfigError, FieldError, nearest
 from rlvlm.fields import field_of
 from rlvlm.registry import Part
@@ -117,6 +117,11 @@ class Algorithm:
         return self._parts.value_loss is not None
 
     @property
+    def max_refills(self) -> int:
+        """How often new prompts are drawn in place of groups that filters dropped; 0 where there is no filter."""
+        return self.config.max_refills if self._parts.filters else 0
+
+    @property
     def loss_scope(self) -> str:
         """How far the loss looks: ``token``, ``sequence``, or ``minibatch`` (then use :meth:`output_gradients`)."""
         return self._parts.scope
@@ -130,13 +135,18 @@ class Algorithm:
     def filter(self, batch: Batch) -> Batch:
         """Drops the groups that a filter does not want; call it before :meth:`estimate_advantages`.
 
+        A filter sees ``rewards`` after the penalties of regularizers that act on the reward, such as ``overlong``; a penalty
+        that reads log-probs, and the KL of ``kl_in_reward``, come off later, for only what a filter keeps gets log-probs. The
+        batch itself keeps its rewards as they are: :meth:`estimate_advantages` shapes them.
+
         A group stays if the filter keeps all of its samples. ``meta["filtered"]`` lists what was dropped, by group:
         ``{"filter", "group_id", "uid", "samples"}``; ``meta["metrics"]`` counts it.
         """
         dropped: list[dict[str, Any]] = []
         counts: dict[str, float] = {}
         for part in self._parts.filters:
-            keep = _whole_groups(part(self._before_update(batch, part)), batch, part.name)
+            seen = self._penalised(batch, [term for term in self._parts.on_reward if _reads_only(term, batch)], {})
+            keep = _whole_groups(part(self._before_update(seen, part)), batch, part.name)
             lost = _describe_dropped(keep, batch, part.name)
             counts[f"sum/filter/{part.name}/dropped_groups"] = float(len(lost))
             counts[f"sum/filter/{part.name}/dropped_samples"] = float(sum(entry["samples"] for entry in lost))
@@ -295,6 +305,8 @@ class Algorithm:
         for name in (*part.needs, *part.optional):
             if name == "scores_by_rule":
                 given[name] = {key[1]: batch[key] for key in batch.keys() if isinstance(key, tuple)}
+            elif name == "reward_details":
+                given[name] = reward_details(batch)
             elif name in part.needs or name in batch:
                 value = batch[name]
                 given[name] = fill_masked(value, batch["loss_mask"]) if is_token_float(name, value) else value
@@ -303,19 +315,28 @@ class Algorithm:
     def _shape_rewards(self, batch: Batch, metrics: dict[str, Tensor]) -> Batch:
         if not self._parts.on_reward and self._parts.kl_in_reward is None:
             return batch
-        mask, rewards = batch["loss_mask"], batch["token_rewards"]
-        for term in self._parts.on_reward:
-            penalty = term.part(self._before_update(batch, term.part))
-            check_given(term.part, penalty, mask)
-            penalty = fill_masked(penalty, mask)
-            metrics[f"mean/{term.name}"] = penalty.sum() / max(len(batch), 1)
-            rewards = rewards - term.weight * penalty
+        shaped = self._penalised(batch, self._parts.on_reward, metrics)
+        mask, rewards = batch["loss_mask"], shaped["token_rewards"]
         term_kl = self._parts.kl_in_reward
         if term_kl is not None:
             logp, ref_logp = (fill_masked(batch[name], mask) for name in ("prox_logp", "ref_logp"))
             kl = fill_masked(term_kl.part({"logp": logp, "ref_logp": ref_logp}), mask)
             metrics["mean/kl_in_reward"] = (kl.sum(-1) / mask.sum(-1).clamp_min(1)).sum() / max(len(batch), 1)
             rewards = rewards - term_kl.weight * kl
+        return batch.with_(token_rewards=rewards.to(torch.float32))
+
+    def _penalised(self, batch: Batch, terms: Iterable[Weighted], metrics: dict[str, Tensor]) -> Batch:
+        """The batch with the penalties of these regularizers taken off its token rewards."""
+        terms = list(terms)
+        if not terms:
+            return batch
+        mask, rewards = batch["loss_mask"], batch["token_rewards"]
+        for term in terms:
+            penalty = term.part(self._before_update(batch, term.part))
+            check_given(term.part, penalty, mask)
+            penalty = fill_masked(penalty, mask)
+            metrics[f"mean/{term.name}"] = penalty.sum() / max(len(batch), 1)
+            rewards = rewards - term.weight * penalty
         return batch.with_(token_rewards=rewards.to(torch.float32))
 
     def _correct(self, batch: Batch, metrics: dict[str, Tensor]) -> Batch:
@@ -429,6 +450,11 @@ def _whole_groups(keep: Tensor, batch: Batch, name: str) -> Tensor:
     ids, index = batch["group_ids"].unique(return_inverse=True)
     unwanted = torch.zeros(len(ids), dtype=torch.int64, device=keep.device).index_add_(0, index, (~keep).long())
     return (unwanted == 0)[index]
+
+
+def _reads_only(term: Weighted, batch: Batch) -> bool:
+    """Whether all that a term needs is in the batch by now."""
+    return all(name == "scores_by_rule" or name in batch for name in term.part.needs)
 
 
 def _describe_dropped(keep: Tensor, batch: Batch, name: str) -> list[dict[str, Any]]:

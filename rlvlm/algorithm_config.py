@@ -37,6 +37,9 @@ class AlgorithmConfig:
     filters: list[Any] = field(default_factory=list)
     """Nodes of the group filters, applied in this order."""
 
+    max_refills: int = 10
+    """How often a step draws new prompts in place of the groups that filters dropped, at most; 0 trains on what is left."""
+
     conventions: dict[str, Any] = field(default_factory=dict)
     """Options by kind and name of part, taken where a node gives none: ``{"advantages": {"rloo": {"singleton": "reward"}}}``."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -397,6 +398,28 @@ class Batch:
             media=tuple(self.media[old] for old in renumber),
             prompt_tensors={name: value[used] for name, value in self.prompt_tensors.items()},
         )
+
+
+def reward_details(batch: Batch) -> dict[str, Tensor]:
+    """The numbers that reward rules told beside their scores, [B] each by ``rule.key``, and by ``key`` where one rule has it.
+
+    NaN for a row for which a rule told none. They stand in the Python column ``reward_details``, ``{rule: {key: number}}`` for
+    each row.
+    """
+    told: list[Mapping[str, Mapping[str, float]]] = batch.objects.get("reward_details", [])
+    rules_of: dict[str, dict[str, None]] = {}
+    for row in told:
+        for rule, numbers in row.items():
+            for key in numbers:
+                rules_of.setdefault(key, {})[rule] = None
+    found = {}
+    for key, rules in rules_of.items():
+        for rule in rules:
+            column = [row.get(rule, {}).get(key, math.nan) for row in told]
+            found[f"{rule}.{key}"] = torch.tensor(column, dtype=torch.float32, device=batch.device)
+        if len(rules) == 1:
+            found[key] = found[f"{next(iter(rules))}.{key}"]
+    return found
 
 
 def _leaves(tensors: Mapping[Any, Tensor] | TensorDict) -> Iterator[tuple[Key, Tensor]]:

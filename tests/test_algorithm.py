@@ -479,6 +479,38 @@ def test_an_adaptive_weight_in_the_reward_follows_its_own_measurement() -> None:
     assert made.state_dict()["weights"] == {"kl_in_reward": pytest.approx(0.2 * (1 + 0.2 * 9 / 90))}
 
 
+def test_filters_see_rewards_after_the_penalties_and_the_batch_keeps_its_own() -> None:
+    """DAPO: a group of right answers, one of them too long, has a spread only with its penalty."""
+    mask = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0], [1, 1, 0, 0], [1, 1, 0, 0]]).bool()
+    token_rewards = torch.zeros(4, 4)
+    token_rewards[[0, 1, 2, 3], [3, 1, 1, 1]] = 1.0
+    batch = Batch(
+        {"loss_mask": mask, "group_ids": torch.tensor([5, 5, 2, 2]), "token_rewards": token_rewards},
+    ).with_(scores=torch.ones(4))
+    overlong = {"overlong": {"weight": 1.0, "max_length": 4, "buffer": 2}}
+    made = algorithm(filters=["reward_spread"], regularizers=overlong)
+    kept = made.filter(batch)
+    assert kept["group_ids"].tolist() == [5, 5]
+    assert kept["rewards"].tolist() == [1, 1]
+    assert made.estimate_advantages(kept)["rewards"].tolist() == [0, 1]
+    before = algorithm(filters=[{"name": "reward_spread", "of": "scores"}], regularizers=overlong)
+    assert not len(before.filter(batch))
+    assert not len(algorithm(filters=["reward_spread"]).filter(batch))
+
+
+def test_a_penalty_that_reads_log_probs_comes_off_after_the_filters() -> None:
+    @register_regularizer("reads_prox", acts_on="reward")
+    def reads_prox(prox_logp: Tensor) -> Tensor:
+        return prox_logp
+
+    try:
+        made, (batch, _) = algorithm(filters=["reward_spread"], regularizers={"reads_prox": 1.0}), batch_and_pass()
+        early = batch.drop("prox_logp")
+        assert made.filter(early)["rewards"].equal(algorithm(filters=["reward_spread"]).filter(early)["rewards"])
+    finally:
+        del REGULARIZERS._entries["reads_prox"]
+
+
 def test_rows_that_an_estimator_leaves_out_are_counted() -> None:
     batch, _ = batch_and_pass()
     assert "sum/advantages/left_out" not in algorithm().estimate_advantages(batch).meta["metrics"]

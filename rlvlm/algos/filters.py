@@ -15,13 +15,14 @@ from rlvlm.algos.registries import register_filter
 from rlvlm.errors import ConfigError, nearest
 
 
-@register_filter("reward_spread")
+@register_filter("reward_spread", names_reward="of")
 @torch.no_grad()
 def reward_spread(
     rewards: Tensor,
     group_ids: Tensor,
     scores: Tensor | None = None,
     scores_by_rule: Mapping[str, Tensor] | None = None,
+    reward_details: Mapping[str, Tensor] | None = None,
     *,
     of: str = "rewards",
     above: float = 0.0,
@@ -32,20 +33,22 @@ def reward_spread(
     Elsewhere: ``filter_groups`` (verl); ``use_dynamic_sampling`` (NeMo-RL).
 
     Args:
-        of: what is compared: ``rewards`` (after shaping), ``scores`` (before), or the name of a reward rule.
+        of: what is compared: ``rewards`` (after the penalties of regularizers that act on the reward), ``scores`` (before),
+            a reward rule, or a number that a rule tells beside its score, by its key or as ``rule.key``.
     """
     check_not_negative("reward_spread", above=above)
-    groups = group(_chosen(of, rewards, scores, scores_by_rule), group_ids)
+    groups = group(_chosen(of, rewards, scores, scores_by_rule, reward_details), group_ids)
     return groups.to_rows(groups.spread > above)
 
 
-@register_filter("mean_window")
+@register_filter("mean_window", names_reward="of")
 @torch.no_grad()
 def mean_window(
     rewards: Tensor,
     group_ids: Tensor,
     scores: Tensor | None = None,
     scores_by_rule: Mapping[str, Tensor] | None = None,
+    reward_details: Mapping[str, Tensor] | None = None,
     *,
     of: str = "rewards",
     low: float = 0.01,
@@ -56,10 +59,11 @@ def mean_window(
     Elsewhere: ``online_filtering``, ``filter_key``, ``filter_low``, ``filter_high`` (EasyR1, RLLaVA).
 
     Args:
-        of: whose mean: ``rewards`` (after shaping), ``scores`` (before), or the name of a reward rule such as accuracy.
+        of: whose mean: ``rewards`` (after the penalties of regularizers that act on the reward), ``scores`` (before), a
+            reward rule such as accuracy, or a number that a rule tells beside its score, by its key or as ``rule.key``.
     """
     check_window("mean_window", low, high)
-    chosen = _chosen(of, rewards, scores, scores_by_rule)
+    chosen = _chosen(of, rewards, scores, scores_by_rule, reward_details)
     groups = group(chosen, group_ids)
     mean = (groups.minimum + groups.mean_shifted).to(torch.promote_types(chosen.dtype, torch.float32))
     return groups.to_rows((mean > low) & (mean < high) & (groups.size > 0))
@@ -78,9 +82,18 @@ def length(loss_mask: Tensor, group_ids: Tensor, *, shortest: float = 0.0, longe
     return groups.to_rows((mean >= shortest) & (mean <= longest))
 
 
-def _chosen(of: str, rewards: Tensor, scores: Tensor | None, scores_by_rule: Mapping[str, Tensor] | None) -> Tensor:
-    rules = scores_by_rule or {}
-    known = {"rewards": rewards, **({} if scores is None else {"scores": scores}), **rules}
+def _chosen(
+    of: str,
+    rewards: Tensor,
+    scores: Tensor | None,
+    scores_by_rule: Mapping[str, Tensor] | None,
+    reward_details: Mapping[str, Tensor] | None,
+) -> Tensor:
+    known = {**(reward_details or {}), **(scores_by_rule or {}), "rewards": rewards}
+    if scores is not None:
+        known["scores"] = scores
     if of not in known:
+        if not len(rewards):
+            return rewards
         raise ConfigError(f"a filter can't look at '{of}', which is no reward of this batch{nearest(of, known)}.")
     return known[of]

@@ -29,7 +29,7 @@ SCOPES = ("token", "sequence", "minibatch")
 
 
 def _before_update() -> set[str]:
-    return {*FIELDS, "scores_by_rule"}
+    return {*FIELDS, "scores_by_rule", "reward_details"}
 
 
 def _in_loss() -> set[str]:
@@ -45,10 +45,10 @@ ADVANTAGES = Registry(
     "advantages",
     builtins=("rlvlm.algos.advantages.group", "rlvlm.algos.advantages.whitened", "rlvlm.algos.advantages.returns"),
     readable=_before_update,
-    traits={"group_baseline": False},
+    traits={"group_baseline": False, "names_rules": None},
 )
 """Estimators of advantages. The trait ``group_baseline`` says that a sample is compared with its group, so that by default
-a group of equal rewards, and so a group of one, gets exactly 0."""
+a group of equal rewards, and so a group of one, gets exactly 0. ``names_rules`` is the option whose keys name reward rules."""
 
 POLICY_LOSSES = Registry(
     "policy loss",
@@ -85,7 +85,11 @@ AGGREGATIONS = Registry(
     "aggregation", "aggregations", builtins=("rlvlm.algos.aggregation",), readable=_aggregation_reads
 )
 CORRECTIONS = Registry("correction", "corrections", builtins=("rlvlm.algos.correction",), readable=_before_update)
-FILTERS = Registry("filter", "filters", builtins=("rlvlm.algos.filters",), readable=_before_update)
+FILTERS = Registry(
+    "filter", "filters", builtins=("rlvlm.algos.filters",), readable=_before_update, traits={"names_reward": None}
+)
+"""Group filters. The trait ``names_reward`` is the option that names a reward: ``rewards``, ``scores``, a rule, or a number
+that a rule tells beside its score."""
 CONTROLLERS = Registry(
     "controller",
     "controllers",

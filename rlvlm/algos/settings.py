@@ -37,11 +37,16 @@ def _is_seed(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value in _SEEDS
 
 
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
 _EXPECTED: dict[str, tuple[Callable[[Any], bool], str]] = {
     "regularizers": (_is_mapping, "a mapping from a name to a weight"),
     "conventions": (_is_mapping, "a mapping of options by kind and name of part"),
     "correction": (_is_one_or_several, "a node, a list of nodes, or null"),
     "filters": (_is_list, "a list of nodes"),
+    "max_refills": (_is_count, "a whole number of at least 0"),
     "mask_truncated": (lambda value: isinstance(value, bool), "true or false"),
     "seed": (_is_seed, "a whole number of at most 64 bits"),
 }

@@ -92,6 +92,8 @@ def check_stage(stage: Stage) -> Findings:
         _check_algorithm(stage, found)
     if not supervised or stage.reward.rules:
         _check_rewards(stage, found)
+    if not supervised:
+        _check_reward_names(stage, found)
     _check_data(stage, found)
     return found
 
@@ -186,6 +188,19 @@ def _check_rewards(stage: Stage, found: Findings) -> None:
         found.problems.append(
             f"run.accuracy_rule is '{rule}', which is none of reward.rules{nearest(rule, stage.reward.rules)}."
         )
+
+
+def _check_reward_names(stage: Stage, found: Findings) -> None:
+    from rlvlm.algorithm import Algorithm
+    from rlvlm.pipelines.reward_names import check_reward_names
+    from rlvlm.rewards.compose import build_rules
+
+    try:
+        Algorithm(stage.algorithm)
+        rules = build_rules(stage.reward)
+    except RlvlmError:
+        return  # told already
+    found.notes += found.attempt(check_reward_names, stage.algorithm, rules) or []
 
 
 def _check_data(stage: Stage, found: Findings) -> None:

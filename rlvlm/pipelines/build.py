@@ -14,6 +14,7 @@ from rlvlm.errors import ConfigError, nearest
 from rlvlm.pipelines.config import Stage
 from rlvlm.pipelines.gates import VisionGate
 from rlvlm.pipelines.planner import plan_passes
+from rlvlm.pipelines.reward_names import check_reward_names
 from rlvlm.pipelines.rlvr import RLVR
 from rlvlm.roles.actor import Actor
 from rlvlm.roles.reference import Reference
@@ -44,6 +45,7 @@ def build_rollout(stage: Stage, policy: Policy, engine: TrainEngine) -> Rollout:
 def build_rlvr(stage: Stage, policy: Policy, reward: Reward) -> tuple[RLVR, TrainEngine]:
     """All parts of an RL stage around a policy, with the plan of passes; returns also the actor's engine."""
     algorithm = Algorithm(stage.algorithm)
+    check_reward_names(stage.algorithm, reward.runner.rules)
     per_batch = stage.actor.epochs * stage.actor.mini_batches
     passes = plan_passes(
         algorithm.needs,

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 from rlvlm.batch import Batch
-from rlvlm.data.loader import Loader
 from rlvlm.engines.train.base import TrainEngine
 from rlvlm.pipelines.checkpoint import Checkpoints
 from rlvlm.pipelines.config import RunConfig
@@ -22,6 +21,12 @@ class Stateful(Protocol):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores it."""
+
+
+class Batches(Stateful, Protocol):
+    """Batches without end, with a position to save: a loader, or a stream of its prompts."""
+
+    def __iter__(self) -> Iterator[Batch]: ...
 
 
 class StageLoop:
@@ -49,9 +54,9 @@ class StageLoop:
         self.parts, self._evaluate = parts, evaluate
         self.step = 0
         self._earlier, self._began = 0.0, time.perf_counter()
-        self._loader: Loader | None = None
+        self._loader: Batches | None = None
 
-    def resume(self, loader: Loader) -> bool:
+    def resume(self, loader: Batches) -> bool:
         """Goes on from the newest checkpoint, if there is one and ``run.resume`` allows it; says whether it did."""
         state = self.checkpoints.load_newest(self.engine) if self.run.resume == "auto" else None
         if state is not None:
@@ -60,7 +65,7 @@ class StageLoop:
             self.parts.load_state_dict(state["parts"])
         return state is not None
 
-    def remaining(self, loader: Loader) -> Iterator[Batch]:
+    def remaining(self, loader: Batches) -> Iterator[Batch]:
         """Batches for the steps that are left; ``step`` is the number of the one being done."""
         self._loader, self._began = loader, time.perf_counter()
         batches = iter(loader)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,12 +10,13 @@ import torch
 
 from rlvlm.algorithm import Algorithm
 from rlvlm.batch import Batch
-from rlvlm.data.loader import Loader
 from rlvlm.fields import FIELDS
 from rlvlm.pipelines.config import RunConfig
 from rlvlm.pipelines.gates import VisionGate, check_parity
 from rlvlm.pipelines.loop import StageLoop
 from rlvlm.pipelines.planner import Passes
+from rlvlm.pipelines.prompts import PromptStream
+from rlvlm.pipelines.refill import Refill
 from rlvlm.roles.actor import Actor
 from rlvlm.roles.reference import Reference
 from rlvlm.roles.reward import Reward
@@ -40,16 +42,15 @@ class RLVR:
     passes: Passes
     gate: VisionGate | None = None
 
-    def step(self, prompts: Batch, step: int, recorder: Recorder) -> dict[str, float]:
-        """One batch: generate, score, compare, estimate, update, hand the weights over. Returns the step's metrics."""
-        with recorder.phase("generate"):
-            batch = self.rollout.generate(prompts, step)
-        with recorder.phase("reward"):
-            batch = self.reward.score(batch)
-            scored = describe(batch, self.actor.version)
-            if self.passes.greedy:
-                batch = self._greedy_baseline(batch, prompts, step)
-            batch = self.algorithm.filter(batch)
+    def step(
+        self, prompts: Batch, step: int, recorder: Recorder, more: Callable[[int], Batch] | None = None
+    ) -> dict[str, float]:
+        """One batch: generate, score, compare, estimate, update, hand the weights over. Returns the step's metrics.
+
+        Args:
+            more: gives so many new prompts, to answer in place of groups that filters dropped.
+        """
+        batch, scored = self._collect(prompts, step, recorder, more)
         if not len(batch):
             return {**_collected(batch), **scored, "sum/skipped_batches": 1.0}
         with recorder.phase("logp"):
@@ -65,6 +66,34 @@ class RLVR:
             self.rollout.update_weights(self.actor.weights(), version=self.actor.version)
         return {**_collected(batch), **scored, **metrics}
 
+    def _collect(
+        self, prompts: Batch, step: int, recorder: Recorder, more: Callable[[int], Batch] | None
+    ) -> tuple[Batch, dict[str, float]]:
+        """Scored groups, filtered and refilled, and what is worth knowing of all answers that were scored."""
+        refill = Refill(len(prompts), self.algorithm.max_refills if more is not None else 0)
+        scored: list[Batch] = []
+        while True:
+            answered, kept = self._answer(prompts, step, recorder)
+            scored.append(answered)
+            refill.add(len(prompts), kept)
+            missing = refill.missing
+            if not missing or more is None:
+                break
+            with recorder.phase("data"):
+                prompts = more(missing)
+        whole = describe(Batch.concat([batch for batch in scored if len(batch)] or scored[:1]), self.actor.version)
+        batch = refill.batch()
+        return batch, {**whole, **(refill.metrics() if self.algorithm.max_refills else {})}
+
+    def _answer(self, prompts: Batch, step: int, recorder: Recorder) -> tuple[Batch, Batch]:
+        """Scored answers to prompts: all of them, and those that are left after filters."""
+        with recorder.phase("generate"):
+            batch = self.rollout.generate(prompts, step)
+        with recorder.phase("reward"):
+            batch = self.reward.score(batch)
+            kept = self._greedy_baseline(batch, prompts, step) if self.passes.greedy else batch
+            return batch, self.algorithm.filter(kept)
+
     def _compute_logp(self, batch: Batch) -> Batch:
         if self.passes.prox_logp:
             batch = self.actor.compute_logp(batch)
@@ -77,13 +106,22 @@ class RLVR:
         return batch
 
     def _greedy_baseline(self, batch: Batch, prompts: Batch, step: int) -> Batch:
-        """Adds ``greedy_rewards``; groups whose greedy answer could not be scored leave the batch."""
+        """Adds ``greedy_rewards``; groups whose greedy answer could not be scored leave the batch, and are counted.
+
+        A greedy answer that fails is one more of ``sum/reward/errors``; ``sum/reward/no_baseline`` counts the sampled answers
+        that leave with it.
+        """
         answers = self.reward.score(self.rollout.generate_once(prompts, greedy=True, step=step))
         uids = [answers.prompts[group].uid for group in answers["group_ids"].tolist()]
         of_uid = dict(zip(uids, answers["rewards"].tolist(), strict=True))
-        scored = torch.tensor([prompt.uid in of_uid for prompt in batch.prompts])
-        batch = batch.filter(scored[batch["group_ids"]])
-        return batch.with_(greedy_rewards=torch.tensor([of_uid[prompt.uid] for prompt in batch.prompts]))
+        scored = torch.tensor([prompt.uid in of_uid for prompt in batch.prompts], dtype=torch.bool)
+        keep = scored[batch["group_ids"]] if len(batch) else torch.zeros(0, dtype=torch.bool)
+        counted = reduce_metrics([batch.meta.get("metrics", {}), _errors_of(answers)])
+        counted["sum/reward/no_baseline"] = float((~keep).sum())
+        errors = [*batch.meta.get("reward_errors", []), *answers.meta.get("reward_errors", [])]
+        batch = batch.filter(keep).with_meta(metrics=counted, reward_errors=errors)
+        baselines = [of_uid.get(prompt.uid, torch.nan) for prompt in batch.prompts]  # NaN: of a prompt without a row
+        return batch.with_(greedy_rewards=torch.tensor(baselines, dtype=torch.float32))
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint holds beside weights, optimiser and the loader's position."""
@@ -102,11 +140,11 @@ class RLVR:
         self.rollout.update_weights(self.actor.weights(), version=self.actor.version)
 
 
-def train_rlvr(parts: RLVR, loader: Loader, run: RunConfig, loop: StageLoop) -> None:
+def train_rlvr(parts: RLVR, prompts_of: PromptStream, run: RunConfig, loop: StageLoop) -> None:
     """Runs the remaining steps of a stage, with evaluations and checkpoints as ``run`` says."""
     rule = run.accuracy_rule or next(iter(parts.reward.config.rules))
-    for prompts in loop.remaining(loader):
-        metrics = parts.step(prompts, loop.step, loop.recorder)
+    for prompts in loop.remaining(prompts_of):
+        metrics = parts.step(prompts, loop.step, loop.recorder, prompts_of.take)
         if f"reward/{rule}" in metrics:  # absent when no reward of the batch could be told
             metrics["accuracy"] = metrics[f"reward/{rule}"]
         check_parity(metrics, run.gates, loop.step)
@@ -137,6 +175,11 @@ def describe(batch: Batch, version: int) -> dict[str, float]:
         "tokens": mask.sum(),
     }
     return {name: float(value) for name, value in metrics.items()}
+
+
+def _errors_of(answers: Batch) -> dict[str, float]:
+    metrics = answers.meta.get("metrics", {})
+    return {key: value for key, value in metrics.items() if key == "sum/reward/errors"}
 
 
 def _collected(batch: Batch) -> dict[str, float]:

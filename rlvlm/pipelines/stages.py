@@ -21,6 +21,7 @@ from rlvlm.pipelines.checkpoint import Checkpoints
 from rlvlm.pipelines.config import Stage
 from rlvlm.pipelines.evaluate import Evaluation, evaluate
 from rlvlm.pipelines.loop import StageLoop, Stateful
+from rlvlm.pipelines.prompts import PromptStream
 from rlvlm.pipelines.rlvr import train_rlvr
 from rlvlm.pipelines.sft import SFT, train_sft
 from rlvlm.registry import Registry
@@ -130,15 +131,16 @@ def rlvr(stage: Stage, policy: Policy, context: StageContext) -> StageResult:
         parts, engine = build_rlvr(stage, policy, reward)
         examiner = Examiner(stage, policy, parts.rollout, reward)
         loader = Loader(stage.data, policy.family, stage.run.seed)
+        prompts = PromptStream(loader, stage.data.prompts_per_step)
         loop = _loop(stage, context, engine, parts, examiner)
         result = StageResult(details={"passes": parts.passes.reasons})
         before = context.run.stage(stage.name) / "before.json"
-        if not loop.resume(loader) or not before.exists():
+        if not loop.resume(prompts) or not before.exists():
             write_json(before, examiner.before_and_after("before", context.samples))
         result.numbers.update(json.loads(before.read_text()))
         for name, reason in parts.passes.reasons.items():
             context.recorder.note(f"{name}: {reason}")
-        train_rlvr(parts, loader, stage.run, loop)
+        train_rlvr(parts, prompts, stage.run, loop)
         result.steps, result.train_seconds = loop.step, loop.train_seconds
         result.seconds = context.recorder.seconds
         loader.close()

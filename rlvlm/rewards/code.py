@@ -43,6 +43,7 @@ def _try_sandbox(without_landlock: bool) -> None:
 
 @register_reward(
     "code",
+    details=("passed", "tests"),
     isolated=True,
     ready=lambda options: _try_sandbox(bool(options.get("without_landlock"))),
     ranges=(above(0, "seconds"), at_least(MIN_MEMORY_MB, "memory_mb")),

@@ -60,7 +60,10 @@ class Scores:
 
 
 def read_score(value: Any) -> tuple[float, Mapping[str, Any]]:
-    """The score and detail in what a rule gave; raises ``RewardError`` unless it is a finite number or a mapping with one."""
+    """The score and detail in what a rule gave; raises ``RewardError`` unless it is a finite number or a mapping with one.
+
+    Other keys of the mapping are details too.
+    """
     if isinstance(value, RewardError):
         raise value
     detail: Mapping[str, Any] = {}
@@ -72,6 +75,8 @@ def read_score(value: Any) -> tuple[float, Mapping[str, Any]]:
         detail = value.get("detail") or {}
         if not isinstance(detail, Mapping):
             detail = {"detail": detail}
+        beside = {str(key): given for key, given in value.items() if key not in ("score", "detail")}
+        detail = {**beside, **detail} if beside else detail
         value = value["score"]
     if isinstance(value, str) or value is None:
         raise RewardError(f"a reward gave {value!r}, expected a float or {{'score': …, 'detail': …}}.")

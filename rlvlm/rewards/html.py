@@ -25,6 +25,7 @@ _IMPLIED = ("html", "head", "body")
 
 @register_reward(
     "html",
+    details=("tokens", "structure"),
     isolated=True,
     imports=("rapidfuzz", "selectolax"),
     example={"completion": "<answer><h1>Soup</h1><p>Leek</p></answer>", "answer": "<h1>Soup</h1><p>Pea</p>"},

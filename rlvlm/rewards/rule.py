@@ -41,6 +41,7 @@ TRAITS = {
     "ranges": (),
     "ordered": (),
     "ready": None,
+    "details": None,
 }
 """Traits of a rule and their defaults:
 
@@ -50,6 +51,7 @@ TRAITS = {
 - ``imports``: modules of the extra ``rewards`` that it needs; their absence is told before a run.
 - ``ranges``: of its numeric options, as of ``rlvlm.ranges``; ``ordered``: pairs of options, the first at most the second.
 - ``ready``: called with its options when the rule is built; raises where this machine can't run it, so that a run is told before it starts.
+- ``details``: keys of the numbers that it may tell beside its score, which filters may name; ``None`` where they are not known.
 - ``range``: of its scores. ``example``: for the documentation.
 """
 

@@ -24,6 +24,7 @@ _BLANK = 1 - 1e-6
 
 @register_reward(
     "svg",
+    details=("picture", "source", "structure"),
     isolated=True,
     imports=("rapidfuzz", "lxml", "skimage", "resvg_py"),
     example={

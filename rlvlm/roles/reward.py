@@ -41,7 +41,8 @@ class Reward:
         self._ahead: ThreadPoolExecutor | None = None
 
     def score(self, batch: Batch) -> Batch:
-        """Writes ``scores``, their parts under ``("scores_by_rule", rule)``, ``token_rewards`` and ``rewards``.
+        """Writes ``scores``, their parts under ``("scores_by_rule", rule)``, ``token_rewards`` and ``rewards``, and the column
+        ``reward_details``: for each row the numbers that rules told beside their scores.
 
         Reads ``loss_mask``, ``group_ids`` and the Python column ``completions``. The reward ``(score + bias) * scale`` stands on the
         last policy token. Rows that failed are left out of the batch, listed in ``meta["reward_errors"]`` and in the error
@@ -100,15 +101,26 @@ def _written(batch: Batch, result: Result, config: RewardConfig, errors: list[di
     if errors:
         batch = batch.index(kept)
     fields: dict[Any, Tensor] = {
-        ("scores_by_rule", label): torch.tensor([values[row] for row in kept]) for label, values in result.parts.items()
+        ("scores_by_rule", label): torch.tensor([values[row] for row in kept], dtype=torch.float32)
+        for label, values in result.parts.items()
     }
-    scores = torch.tensor([result.scores[row] for row in kept])
+    scores = torch.tensor([result.scores[row] for row in kept], dtype=torch.float32)
     mask = batch["loss_mask"]
     last = (mask * torch.arange(1, mask.shape[1] + 1, device=mask.device)).argmax(1)
     token_rewards = torch.zeros(mask.shape, device=mask.device)
     token_rewards[torch.arange(len(kept)), last] = (scores.to(mask.device) + config.bias) * config.scale
     fields.update(scores=scores, token_rewards=token_rewards, rewards=token_rewards.sum(1))
-    return batch.with_(fields).with_meta(metrics=metrics, reward_errors=errors)
+    batch = batch.with_(fields).with_objects(reward_details=[_numbers(result, row) for row in kept])
+    return batch.with_meta(metrics=metrics, reward_errors=errors)
+
+
+def _numbers(result: Result, row: int) -> dict[str, dict[str, float]]:
+    """The numbers that rules told of a row beside their scores, by rule and key."""
+    told = {label: rows[row] for label, rows in result.details.items() if row in rows}
+    return {
+        label: {str(key): float(value) for key, value in numbers.items() if isinstance(value, (bool, int, float))}
+        for label, numbers in told.items()
+    }
 
 
 def _fail_empty(batch: Batch, result: Result) -> None:

@@ -13,7 +13,7 @@ import pytest
 import torch
 from PIL import Image
 
-from rlvlm.batch import Batch, Media, Prompt, Span
+from rlvlm.batch import Batch, Media, Prompt, Span, reward_details
 from rlvlm.data.media import Picture
 from rlvlm.errors import ConfigError, TrainingStopped
 from rlvlm.rewards.config import RewardConfig
@@ -45,6 +45,13 @@ def reads_batch(
         problem,
     ]
     return {"score": 1.0, "detail": {"got": detail}}
+
+
+@register_reward("test_tells_numbers", isolated=False, details=("accuracy", "exact", "said"))
+def tells_numbers(answer_text: str) -> dict[str, Any]:
+    """Tells numbers beside its score, in both places where they may stand."""
+    told = {"score": 1.0, "exact": answer_text == "3", "text": "no number"}
+    return {**told, "detail": {"accuracy": 0.5}} if answer_text == "3" else told
 
 
 @register_reward("test_fails_on_five", isolated=False)
@@ -191,3 +198,19 @@ def test_scoring_can_go_on_beside_generation_and_from_any_thread() -> None:
         assert [future.result()["scores"].tolist() for future in waiting] == [[1.0, 1.0], [0.0, 0.0]]
         thread.join()
         assert kept[0]["scores"].tolist() == [1.0, 1.0]
+
+
+def test_numbers_that_rules_tell_beside_their_scores_are_kept_by_rule_and_key() -> None:
+    rules = {"test_tells_numbers": 0.5, "again": {"name": "test_tells_numbers"}, "number": 1.0}
+    with Reward(RewardConfig(rules=rules)) as reward:
+        scored = reward.score(_batch([f"<answer>{n}</answer>" for n in (3, 5, 4, 3)]))
+    both = {"exact": 1.0, "accuracy": 0.5}
+    assert scored.objects["reward_details"][0] == {"test_tells_numbers": both, "again": both}
+    assert scored.objects["reward_details"][1] == {"test_tells_numbers": {"exact": 0.0}, "again": {"exact": 0.0}}
+    found = reward_details(scored.index([3, 1]))
+    assert sorted(found) == ["again.accuracy", "again.exact", "test_tells_numbers.accuracy", "test_tells_numbers.exact"]
+    assert found["again.exact"].tolist() == [1, 0]
+    assert found["again.accuracy"][1].isnan()
+    with Reward(RewardConfig(rules={"test_tells_numbers": 0.5})) as reward:
+        alone = reward_details(reward.score(_batch(["<answer>3</answer>"] * 2)))
+    assert alone["accuracy"].tolist() == alone["test_tells_numbers.accuracy"].tolist() == [0.5, 0.5]
