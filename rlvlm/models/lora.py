@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from rlvlm.errors import ConfigError, nearest
@@ -18,6 +19,8 @@ _ADAPTER = "default"
 
 def add_adapters(model: Any, family: Family, config: LoraConfig) -> None:
     """Puts adapters, at zero, on the linear layers that the settings name, and freezes all else.
+
+    Adapters are at least fp32, whatever the model is in: a small step would be lost in fewer bits.
 
     Raises ``ConfigError`` when a target is the head or an embedding, whose weights are read directly so that an adapter on
     them would be ignored, or when a target matches no layer.
@@ -46,6 +49,9 @@ def add_adapters(model: Any, family: Family, config: LoraConfig) -> None:
         lora_dropout=0.0,
     )
     peft.inject_adapter_in_model(settings, model, adapter_name=_ADAPTER)
+    for name, weight in model.named_parameters():
+        if ".lora_" in name:
+            weight.data = weight.data.to(torch.promote_types(weight.dtype, torch.float32))
 
 
 def _is_target(name: str, target: str) -> bool:
@@ -96,7 +102,7 @@ def merged_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
             continue
         value = weight.detach()
         if name in adapted:
-            value = value + adapted[name].get_delta_weight(_ADAPTER).detach().to(value.dtype)
+            value = (value + adapted[name].get_delta_weight(_ADAPTER).detach()).to(value.dtype)
         yield name.replace(".base_layer.", "."), value
 
 

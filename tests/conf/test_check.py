@@ -42,6 +42,10 @@ FAULTS = [
     ("model.build.task=shape", "option 'task'"),
     ("data.template=boxd", "(did you mean 'boxed'?)"),
     ("data.train.sise=3", "(did you mean 'size'?)"),
+    (
+        "actor.optimizer.low_precision=stochastic_rounding",
+        "for weights that train in bfloat16, but there are some in float32",
+    ),
     ("actor.optimizer.groups.vision.lrr=1e-5", "(did you mean 'lr'?)"),
     ("actor.epochs=0", "actor.epochs is at least 1, got 0"),
     ("actor.mini_batches=-1", "actor.mini_batches is at least 1, got -1"),

@@ -16,6 +16,7 @@ from rlvlm.engines.host_memory import keep_freed_memory
 from rlvlm.engines.train.base import register_train_engine
 from rlvlm.engines.train.batching import MicroBatch, micro_batches
 from rlvlm.engines.train.config import OptimizerConfig
+from rlvlm.engines.train.master_weights import MasterWeights
 from rlvlm.engines.train.optim import (
     ParameterGroup,
     build_optimizer,
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 class LocalEngine:
     """One process on a CPU or one GPU: AdamW, accumulation over micro-batches, optional bf16 autocast.
 
+    Where the policy's own weights train in bf16 or fp16, gradients are summed in fp32 and fp32 master weights are stepped.
+
     Args:
         device: where the policy lives; ``auto`` takes a GPU if there is one.
         precision: ``weights`` computes in the weights' own dtype; ``bfloat16`` computes in bf16 and keeps the weights,
@@ -46,7 +49,8 @@ class LocalEngine:
         self.autocast = torch.bfloat16 if precision == "bfloat16" else None
         self.steps = 0
         self._policy: Policy | None = None
-        self._optimizer: torch.optim.AdamW | None = None
+        self._optimizer: torch.optim.Optimizer | None = None
+        self._masters = MasterWeights(())
         self._groups: list[ParameterGroup] = []
         self._config, self._total_steps = OptimizerConfig(), 0
 
@@ -59,6 +63,10 @@ class LocalEngine:
         if optimizer is not None:
             self._config = optimizer
             self._groups = group_parameters(policy.named_parameters(), optimizer, policy.part_of)
+            if optimizer.low_precision == "master_weights":
+                self._masters = MasterWeights(policy.named_parameters())
+                for group in self._groups:
+                    group.parameters = self._masters.of(group.parameters)
             self._optimizer = build_optimizer(self._groups, optimizer)
 
     @property
@@ -85,8 +93,9 @@ class LocalEngine:
             return self.policy(rows)
 
     def backward(self, loss: Tensor) -> None:
-        """Adds the gradient of one micro-batch's loss."""
-        loss.backward()
+        """Adds the gradient of one micro-batch's loss; that of a weight with a master in fp32, to its master's."""
+        with self._masters.collecting():
+            loss.backward()
 
     def step(self) -> dict[str, Tensor | float]:
         """Clips, steps and clears; a non-finite gradient raises ``TrainingStopped`` and leaves the weights as they were."""
@@ -94,6 +103,7 @@ class LocalEngine:
             raise EngineError(
                 "the train engine was prepared without an optimiser; give prepare an OptimizerConfig to train."
             )
+        self._masters.collect()
         norms = clip_gradients(self._groups)
         total = norms.pop("total")
         if not torch.isfinite(total):
@@ -103,7 +113,9 @@ class LocalEngine:
                 "Lower the learning rate, or look for extreme rewards or ratios in the metrics."
             )
         lr = set_lr(self._optimizer, lr_share(self.steps, self._config, self._total_steps))
+        self._masters.take_over()
         self._optimizer.step()
+        self._masters.write_back()
         self._optimizer.zero_grad(set_to_none=True)
         self.steps += 1
         return {"mean/grad_norm": total, "lr": lr, **{f"mean/grad_norm/{name}": norm for name, norm in norms.items()}}
@@ -117,11 +129,16 @@ class LocalEngine:
         self._move(self.device)
 
     def save(self, folder: Path) -> None:
-        """Writes ``policy.safetensors`` (trainable weights in their own dtype) and ``optimizer.pt``."""
+        """Writes ``policy.safetensors`` (trainable weights in their own dtype) and ``optimizer.pt`` (with master weights)."""
         folder.mkdir(parents=True, exist_ok=True)
         save_file(_trainable(self.policy), folder / "policy.safetensors")
         if self._optimizer is not None:
-            torch.save({"optimizer": self._optimizer.state_dict(), "steps": self.steps}, folder / "optimizer.pt")
+            state = {
+                "optimizer": self._optimizer.state_dict(),
+                "masters": self._masters.state_dict(),
+                "steps": self.steps,
+            }
+            torch.save(state, folder / "optimizer.pt")
 
     def load(self, folder: Path) -> None:
         """Restores what :meth:`save` wrote; raises ``EngineError`` if it is of other parameters."""
@@ -136,7 +153,8 @@ class LocalEngine:
             for name, tensor in here.items():
                 tensor.copy_(stored[name])
         if self._optimizer is not None:
-            state = torch.load(folder / "optimizer.pt", map_location=self.device, weights_only=True)
+            state = torch.load(folder / "optimizer.pt", map_location="cpu", weights_only=True)
+            self._masters.load_state_dict(state.get("masters", {}))
             self._optimizer.load_state_dict(state["optimizer"])
             self.steps = state["steps"]
 
@@ -155,6 +173,7 @@ class LocalEngine:
 
     def _move(self, device: torch.device) -> None:
         self.policy.to(device)
+        self._masters.to(device)
         if self._optimizer is not None:
             for state in self._optimizer.state.values():
                 state.update({key: value.to(device) for key, value in state.items() if isinstance(value, Tensor)})

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -103,8 +104,34 @@ def group_parameters(
     return [group for group in (*groups, default) if group.parameters]
 
 
-def build_optimizer(groups: Sequence[ParameterGroup], config: OptimizerConfig) -> torch.optim.AdamW:
-    """AdamW over the groups; each is split in matrices, which decay, and vectors, which do not."""
+def check_rounding(config: OptimizerConfig, dtypes: Collection[str]) -> None:
+    """Raises ``ConfigError`` for stochastic rounding of parameters that it does not serve, or without its package.
+
+    Args:
+        dtypes: of the parameters that train, such as ``bfloat16``.
+    """
+    if config.low_precision != "stochastic_rounding":
+        return
+    others = sorted({*dtypes} - {"bfloat16"})
+    if others:
+        raise ConfigError(
+            "actor.optimizer.low_precision is 'stochastic_rounding', which is for weights that train in bfloat16, but there are "
+            f"some in {' and '.join(others)} (adapters train in float32); set it to 'master_weights', or model.dtype to 'bfloat16' "
+            "without model.lora."
+        )
+    if importlib.util.find_spec("torchao") is None:
+        raise ConfigError(
+            "actor.optimizer.low_precision 'stochastic_rounding' needs the package 'torchao', which is not installed; "
+            "pip install 'rlvlm[torchao]', or set it to 'master_weights'."
+        )
+
+
+def build_optimizer(groups: Sequence[ParameterGroup], config: OptimizerConfig) -> torch.optim.Optimizer:
+    """AdamW over the groups; each is split in matrices, which decay, and vectors, which do not.
+
+    Raises ``ConfigError`` as :func:`check_rounding` does.
+    """
+    check_rounding(config, {str(p.dtype).removeprefix("torch.") for group in groups for p in group.parameters})
     nodes: list[dict[str, Any]] = []
     for group in groups:
         matrices = [p for p in group.parameters if p.dim() >= 2]
@@ -115,8 +142,12 @@ def build_optimizer(groups: Sequence[ParameterGroup], config: OptimizerConfig) -
                 nodes.append(
                     {"params": parameters, "lr": peak, "peak_lr": peak, "weight_decay": decay, "name": group.name}
                 )
-    fused = all(p.dtype in (torch.float32, torch.bfloat16, torch.float64) for g in groups for p in g.parameters)
-    return torch.optim.AdamW(nodes, lr=config.lr, betas=(config.betas[0], config.betas[1]), eps=config.eps, fused=fused)
+    settings: dict[str, Any] = {"lr": config.lr, "betas": (config.betas[0], config.betas[1]), "eps": config.eps}
+    if config.low_precision == "stochastic_rounding":
+        from rlvlm.engines.train.stochastic_rounding import StochasticAdamW  # the package is an extra
+
+        return StochasticAdamW(nodes, **settings)
+    return torch.optim.AdamW(nodes, fused=True, **settings)
 
 
 def lr_share(step: int, config: OptimizerConfig, total_steps: int) -> float:
@@ -130,7 +161,10 @@ def lr_share(step: int, config: OptimizerConfig, total_steps: int) -> float:
 def set_lr(optimizer: torch.optim.Optimizer, share: float) -> float:
     """Sets each group to this share of its peak; returns the largest learning rate."""
     for group in optimizer.param_groups:
-        group["lr"] = group["peak_lr"] * share
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(group["peak_lr"] * share)
+        else:
+            group["lr"] = group["peak_lr"] * share
     return max(float(group["lr"]) for group in optimizer.param_groups)
 
 
@@ -141,7 +175,8 @@ def clip_gradients(groups: Sequence[ParameterGroup]) -> dict[str, Tensor]:
     """
     norms = {group.name: _norm(group.parameters) for group in groups}
     together = [group for group in groups if not group.own_clip]
-    _scale_to(together, _combined(norms[group.name] for group in together))
+    if together:
+        _scale_to(together, _combined(norms[group.name] for group in together))
     for group in groups:
         if group.own_clip:
             _scale_to([group], norms[group.name])
@@ -160,17 +195,16 @@ def _matches(pattern: str, name: str, part_of: Callable[[str], str]) -> bool:
 def _norm(parameters: Sequence[nn.Parameter]) -> Tensor:
     gradients = [p.grad for p in parameters if p.grad is not None]
     if not gradients:
-        return torch.zeros(())
+        return torch.zeros((), device=parameters[0].device)
     return torch.stack(torch._foreach_norm(gradients)).float().norm()  # type: ignore[arg-type]
 
 
 def _combined(norms: Iterable[Tensor]) -> Tensor:
-    norms = list(norms)
-    return torch.stack(norms).norm() if norms else torch.zeros(())
+    return torch.stack(list(norms)).norm()
 
 
 def _scale_to(groups: Sequence[ParameterGroup], norm: Tensor) -> None:
-    if not groups or groups[0].settings.max_grad_norm is None:
+    if groups[0].settings.max_grad_norm is None:
         return
     gradients = [p.grad for group in groups for p in group.parameters if p.grad is not None]
     scale = torch.clamp(groups[0].settings.max_grad_norm / (norm + 1e-6), max=1.0)
