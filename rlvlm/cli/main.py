@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import sys
@@ -27,10 +28,23 @@ USAGE_ERROR, FAILURE, INTERRUPTED = 2, 1, 130
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one verb and returns the exit code: 0 done, 1 it failed, 2 it was asked for wrongly."""
     given = list(sys.argv[1:] if argv is None else argv)
+    try:
+        try:
+            return answer(given)
+        finally:
+            sys.stdout.flush()  # here, and not while Python shuts down, a reader that has gone is noticed
+    except BrokenPipeError:  # the reader of a pipe, such as head, has seen enough
+        with contextlib.suppress(OSError, ValueError):  # a stream without a descriptor has nothing to be closed
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def answer(given: list[str]) -> int:
+    """The exit code of one verb with its arguments, its errors told on standard error."""
     if not given or given[0] in ("-h", "--help", "help"):
         print(usage())
         return 0
-    if given[0] in ("-V", "--version"):
+    if given[0] in ("-V", "--version", "version"):
         print(f"rlvlm {rlvlm.__version__}")
         return 0
     prepare_environment()
@@ -42,9 +56,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(f"\nrlvlm {given[0]}: interrupted.", file=sys.stderr)
         return INTERRUPTED
-    except BrokenPipeError:  # the reader of a pipe, such as head, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
 
 
 def run_verb(verb: str, argv: list[str]) -> int:
@@ -59,7 +70,17 @@ def usage() -> str:
     """The help text."""
     width = max(map(len, VERBS))
     lines = [f"  {verb:<{width}}  {summary}" for verb, (_, summary) in VERBS.items()]
-    return "\n".join(["rlvlm: reinforcement learning for vision-language models", "", "rlvlm <verb> …", "", *lines])
+    return "\n".join(
+        [
+            "rlvlm: reinforcement learning for vision-language models",
+            "",
+            "rlvlm <verb> …",
+            "",
+            *lines,
+            "",
+            "rlvlm <verb> --help says more; rlvlm --version prints the version.",
+        ]
+    )
 
 
 def prepare_environment() -> None:

@@ -1,4 +1,4 @@
-"""``rlvlm parts [kind] [name]``: what can be named in a recipe, with one line each; one part with options and reads."""
+"""``rlvlm parts [kind] [name]``: what can be named in a recipe, with one line each; one part with options, reads and source."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import inspect
 from collections.abc import Sequence
 
 from rlvlm.errors import ConfigError, nearest
-from rlvlm.registry import Entry, Option, Registry, load_plugins
+from rlvlm.registry import KINDS, Entry, Option, Registry, load_plugins
 
 MODULES: dict[str, str] = {
     "advantages": "rlvlm.algos.registries",
@@ -36,27 +36,44 @@ MODULES: dict[str, str] = {
 def main(argv: Sequence[str]) -> int:
     """Runs the verb."""
     parser = argparse.ArgumentParser("rlvlm parts", description=f"Kinds: {', '.join(MODULES)}.", allow_abbrev=False)
-    parser.add_argument("kind", nargs="?", help="a kind of part; all when left out")
-    parser.add_argument("name", nargs="?", help="one part, shown with its options and what it reads")
+    parser.add_argument("kind", nargs="?", help="a kind of part, or the name of a part of any kind; all when left out")
+    parser.add_argument("name", nargs="?", help="one part, shown with its options, what it reads and its source")
     parser.add_argument("--plugins", nargs="+", default=[], metavar="FILE", help="files with parts of your own")
     options = parser.parse_args(argv)
     load_plugins(options.plugins)
     if options.name is not None:
         print(describe(registry_of(options.kind).get(options.name)))
-        return 0
-    for kind in [options.kind] if options.kind else MODULES:
-        registry = registry_of(kind)
-        width = max(map(len, registry.names()), default=0)
-        lines = [f"  {name:<{width}}  {summary}".rstrip() for name, summary in registry.describe()]
-        print("\n".join([kind, *lines]))
+    elif options.kind is not None and not is_kind(options.kind):
+        print("\n\n".join(describe(entry) for entry in parts_called(options.kind)))
+    else:
+        for kind in [options.kind] if options.kind else MODULES:
+            registry = registry_of(kind)
+            width = max(map(len, registry.names()), default=0)
+            lines = [f"  {name:<{width}}  {summary}".rstrip() for name, summary in registry.describe()]
+            print("\n".join([kind, *lines]))
     return 0
+
+
+def is_kind(word: str) -> bool:
+    """Whether a word is a kind of part."""
+    return word in MODULES or word in KINDS
+
+
+def parts_called(name: str) -> list[Entry]:
+    """The parts of that name, of whatever kind; raises ``ConfigError`` with the nearest name of a part or a kind."""
+    registries = [registry_of(kind) for kind in dict.fromkeys([*MODULES, *KINDS])]
+    found = [registry.get(name) for registry in registries if name in registry.names()]
+    if not found:
+        known = [*MODULES, *(one for registry in registries for one in registry.names())]
+        close = nearest(name, known)
+        hint = close if "did you mean" in close else f" (kinds: {', '.join(MODULES)})"
+        raise ConfigError(f"there is neither a kind of part nor a part called '{name}'{hint}.")
+    return found
 
 
 def registry_of(kind: str) -> Registry:
     """The registry of a kind; an unknown kind raises ``ConfigError`` with the nearest one."""
-    from rlvlm.registry import KINDS
-
-    if kind not in MODULES and kind not in KINDS:
+    if not is_kind(kind):
         raise ConfigError(f"there is no kind of part called '{kind}'{nearest(kind, MODULES)}.")
     if kind in MODULES:
         importlib.import_module(MODULES[kind])
@@ -64,14 +81,26 @@ def registry_of(kind: str) -> Registry:
 
 
 def describe(entry: Entry) -> str:
-    """A part with its docstring, what it reads, and its options with their defaults."""
+    """A part with its docstring, what it reads, its options with their defaults, and where its source is."""
     lines = [f"{entry.name} ({entry.kind})", "", inspect.getdoc(entry.target) or "", ""]
     if entry.needs or entry.optional:
         lines.append("reads: " + ", ".join([*entry.needs, *(f"{name} (if there)" for name in entry.optional)]))
     for option in entry.options.values():
         default = "required" if option.default is Option.REQUIRED else f"default {option.default!r}"
         lines.append(f"option {option.name}: {_spelled(option.annotation)}, {default}")
-    return "\n".join(lines)
+    if not entry.options:
+        lines.append("no options")
+    return "\n".join([*lines, f"source: {source_of(entry)}"])
+
+
+def source_of(entry: Entry) -> str:
+    """File and line of a part, and its dotted name."""
+    target = inspect.unwrap(entry.target)
+    named = f"{target.__module__}.{target.__qualname__}"
+    try:
+        return f"{inspect.getsourcefile(target)}:{inspect.getsourcelines(target)[1]} ({named})"
+    except (OSError, TypeError):  # made by code that is in no file
+        return named
 
 
 def _spelled(annotation: object) -> str:

@@ -31,7 +31,7 @@ from rlvlm.conf.merge import merge
 from rlvlm.conf.overrides import Setting, apply, as_layer, parse, to_setting
 from rlvlm.conf.problems import RecipeError
 from rlvlm.conf.schema import Recipe, store_schema
-from rlvlm.conf.stages import layer_problems
+from rlvlm.conf.stages import layer_problems, with_lists
 from rlvlm.conf.tree import Tree, missing_keys, strip_unknown
 from rlvlm.errors import ConfigError, nearest
 from rlvlm.tracking.rundir import fresh_run_path
@@ -125,7 +125,7 @@ class RecipeLoader(ConfigLoaderImpl):
             return result
         layer = OmegaConf.to_container(result.config, resolve=False)
         assert isinstance(layer, dict)
-        own = {str(key): value for key, value in layer.items() if key not in (HYDRA, "defaults")}
+        own = with_lists({str(key): value for key, value in layer.items() if key not in (HYDRA, "defaults")})
         where = f"'{default.config_path}.yaml'"
         self.problems += [f"in {where}, {problem}." for problem in layer_problems(own)]
         self._layers.append(strip_unknown(own, Recipe))
@@ -141,7 +141,7 @@ class RecipeLoader(ConfigLoaderImpl):
     def _apply(self, settings: list[Setting], tree: Tree) -> Tree:
         for setting in settings:
             try:
-                layer = as_layer(setting, tree)
+                layer = with_lists(as_layer(setting, tree))
                 problems = [] if setting.delete else layer_problems(layer)
                 self.problems += [f"in override '{setting.text}', {problem}." for problem in problems]
                 tree = tree if problems else apply(setting, tree, layer)

@@ -13,7 +13,7 @@ from typing import Any
 from rlvlm.conf.merge import merge
 from rlvlm.conf.problems import RecipeError
 from rlvlm.conf.schema import Recipe
-from rlvlm.conf.tree import Tree, annotations_of, build, find_problems, known_paths, suggest
+from rlvlm.conf.tree import Tree, annotations_of, build, find_problems, in_lists, known_paths, suggest
 from rlvlm.pipelines.config import Stage
 
 OWN = tuple(name for name in annotations_of(Stage) if name not in annotations_of(Recipe))
@@ -42,6 +42,16 @@ def layer_problems(layer: Mapping[str, Any]) -> list[str]:
             if _has(stage, key)
         ]
     return problems
+
+
+def with_lists(layer: Mapping[str, Any]) -> Tree:
+    """A layer of a recipe with single values in lists where the schema asks for lists, in the stages too."""
+    done = in_lists({key: value for key, value in layer.items() if key != "stages"}, Recipe)
+    if "stages" in layer:
+        stages = layer["stages"]
+        entries = stages if isinstance(stages, list) else []
+        done["stages"] = [in_lists(one, Stage) if isinstance(one, Mapping) else one for one in entries] or stages
+    return {key: done[key] for key in map(str, layer)}
 
 
 def resolve_tree(tree: Mapping[str, Any]) -> list[Tree]:

@@ -10,6 +10,7 @@ import typing
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from rlvlm.conf import words
 from rlvlm.conf.schema import WEIGHTED
 from rlvlm.errors import RlvlmError, nearest
 
@@ -48,9 +49,15 @@ def leaves(cls: type, prefix: str = "") -> Iterator[str]:
 
 
 def suggest(path: str, known: Iterable[str]) -> str:
-    """Words the key that a wrong one was most likely meant to be: a sibling, the same name elsewhere, or one that looks alike."""
+    """Words the key that a wrong one was most likely meant to be.
+
+    That is another library's name for it, a sibling, the same name elsewhere, or one that looks alike.
+    """
     known = list(known)
     parent, _, name = path.rpartition(".")
+    theirs = words.hint(path) or _below_another(path, known)
+    if theirs:
+        return theirs
     siblings = {entry.rpartition(".")[2]: entry for entry in known if entry.rpartition(".")[0] == parent}
     elsewhere = [entry for entry in known if entry.rpartition(".")[2] == name]
     close = difflib.get_close_matches(name, siblings, n=1, cutoff=0.7)
@@ -72,16 +79,60 @@ def find_problems(tree: Mapping[str, Any], cls: type, known: Iterable[str] | Non
 
     Values that are not known yet (``???``, interpolations) pass.
     """
-    known = known_paths(cls) if known is None else known
-    problems = []
+    known = known_paths(cls) if known is None else list(known)
+    problems: list[str] = []
     for name, value in tree.items():
         key = f"{path}{name}"
         annotation = annotations_of(cls).get(str(name))
         if annotation is None:
-            problems.append(f"the key '{key}' does not exist{suggest(key, known)}")
+            below = list(_leaf_keys(value, key))
+            # a group of another library is told key by key, as far as the keys have names here
+            told = below if any(words.hint(one) or _below_another(one, known) for one in below) else [key]
+            problems.extend(f"the key '{one}' does not exist{suggest(one, known)}" for one in told)
         elif not _is_open(value):
             problems.extend(_value_problems(value, annotation, known, key))
     return problems
+
+
+def _below_another(path: str, known: Iterable[str]) -> str:
+    """Words one of our keys that another library has below a key of its own (``actor_rollout_ref.rollout.temperature``)."""
+    parts, ours = path.split("."), set(known)
+    ends = (".".join(parts[start:]) for start in range(1, len(parts) - 1))
+    found = next((end for end in ends if end in ours), None)
+    return f" (did you mean '{found}'?)" if found else ""
+
+
+def _leaf_keys(value: Any, path: str) -> Iterator[str]:
+    if not isinstance(value, Mapping) or not value:
+        yield path
+        return
+    for name, below in value.items():
+        yield from _leaf_keys(below, f"{path}.{name}")
+
+
+def in_lists(tree: Mapping[str, Any], cls: type) -> Tree:
+    """The tree with single values in lists where a list is asked for: ``plugins: mine.py`` is ``plugins: [mine.py]``.
+
+    Null and interpolations stay, and so does what would not fit in the list either.
+    """
+    done: Tree = {}
+    for name, value in tree.items():
+        annotation = annotations_of(cls).get(str(name))
+        below = nested(annotation)
+        if below is not None and isinstance(value, Mapping):
+            value = in_lists(value, below)
+        elif (element := _element(annotation)) is not None and isinstance(value, (str, int, float, Mapping)):
+            value = value if _is_open(value) or not fits(value, element) else [value]
+        done[str(name)] = value
+    return done
+
+
+def _element(annotation: Any) -> Any:
+    """What a list holds, where an annotation is one, or is optionally; else ``None``."""
+    for one in typing.get_args(annotation) if _is_union(annotation) else (annotation,):
+        if typing.get_origin(one) is list:
+            return typing.get_args(one)[0]
+    return None
 
 
 def strip_unknown(tree: Mapping[str, Any], cls: type, path: str = "") -> Tree:

@@ -139,3 +139,47 @@ def test_parts_covers_every_registry_of_the_library(capsys):
     text = capsys.readouterr().out
     assert all(f"\n{kind}\n" in f"\n{text}" for kind in MODULES)
     assert set(MODULES) <= set(KINDS)
+
+
+def test_python_dash_m_is_the_command():
+    done = subprocess.run([sys.executable, "-m", "rlvlm", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout == f"rlvlm {rlvlm.__version__}\n"
+
+
+@pytest.mark.parametrize("argv", [["parts", "advantages"], ["--help"], ["recipes"], ["train", "--help"]])
+def test_a_reader_that_has_seen_enough_ends_the_command_quietly(argv):
+    reading, writing = os.pipe()
+    os.close(reading)  # nobody will read: every write breaks the pipe
+    with os.fdopen(writing, "w") as pipe:
+        command = [sys.executable, "-m", "rlvlm", *argv]
+        done = subprocess.run(command, stdout=pipe, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_part_is_found_by_its_name_alone_whatever_its_kind(capsys):
+    assert main(["parts", "cispo"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("cispo (policy loss)")
+    assert "option clip_low: float, default 0.2" in out
+    assert re.search(r"source: \S+reinforce\.py:\d+ \(rlvlm\.algos\.policy_losses\.reinforce\.cispo\)", out)
+
+
+def test_parts_of_two_kinds_with_one_name_are_both_shown(capsys):
+    assert main(["parts", "length"]) == 0
+    out = capsys.readouterr().out
+    assert "length (regularizer)" in out
+    assert "length (filter)" in out
+
+
+def test_an_unknown_part_is_answered_with_the_nearest_of_any_kind(capsys):
+    assert main(["parts", "cipso"]) == 2
+    assert "(did you mean 'cispo'?)" in capsys.readouterr().err
+
+
+def test_plugins_and_trackers_need_no_brackets(tmp_path, capsys):
+    plugin = tmp_path / "mine.py"
+    plugin.write_text(
+        "from rlvlm import register_reward\n@register_reward('bare_words')\ndef f(answer: str): return 1.0\n"
+    )
+    argv = ["check", "quickstart", f"plugins={plugin}", "run.trackers=jsonl", "reward.rules.bare_words=1"]
+    assert main(argv) == 0, capsys.readouterr()

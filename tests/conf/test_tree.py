@@ -14,6 +14,7 @@ from rlvlm.conf.tree import (
     convert,
     find_problems,
     fits,
+    in_lists,
     known_paths,
     leaves,
     missing_keys,
@@ -141,3 +142,18 @@ def test_the_schema_is_one_that_hydra_can_type():
 def test_the_tables_of_parts_name_keys_that_exist():
     for key in (*PARTS, *SOURCES, *WEIGHTED):
         assert key in known_paths(Recipe)
+
+
+def test_a_single_value_stands_for_a_list_of_one():
+    tree = {"plugins": "mine.py", "run": {"trackers": "wandb", "dir": "runs"}, "rollout": {"stop_ids": 7}, "model": {}}
+    listed = in_lists(tree, Recipe)
+    assert listed == {
+        "plugins": ["mine.py"],
+        "run": {"trackers": ["wandb"], "dir": "runs"},
+        "rollout": {"stop_ids": [7]},
+        "model": {},
+    }
+    assert in_lists({"plugins": "${run.name}", "rollout": {"stop": None, "stop_ids": "x"}}, Recipe) == {
+        "plugins": "${run.name}",
+        "rollout": {"stop": None, "stop_ids": "x"},
+    }

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rlvlm.errors import ConfigError, EngineError, nearest
+from rlvlm.errors import EngineError, SettingsError, nearest
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class SamplingParams:
         ignore_eos: goes on past the model's own end ids, so that every sample has ``max_new_tokens`` (benchmarks).
         seed: first part of the key of the sampling noise.
 
-    Raises ``ConfigError`` for a value outside its range.
+    Raises ``SettingsError`` with a sentence for each value outside its range.
     """
 
     n: int = 1
@@ -45,21 +45,33 @@ class SamplingParams:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "stop", _as_tuple("stop", self.stop, str))
-        object.__setattr__(self, "stop_ids", _as_tuple("stop_ids", self.stop_ids, int))
-        for name in ("n", "max_new_tokens"):
-            _expect(name, getattr(self, name), _is_int(getattr(self, name)) and getattr(self, name) >= 1, "at least 1")
-        _expect("top_k", self.top_k, _is_int(self.top_k) and self.top_k >= 0, "a whole number, 0 for no cut")
-        _expect("seed", self.seed, _is_int(self.seed), "a whole number")
-        _expect("top_p", self.top_p, _is_number(self.top_p) and 0 < self.top_p <= 1, "above 0 and at most 1")
-        _expect(
-            "temperature",
-            self.temperature,
-            _is_number(self.temperature) and self.temperature >= 0,
-            "0 (greedy) or more",
-        )
-        _expect("stop", self.stop, all(self.stop), "strings that are not empty")
-        _expect("stop_ids", self.stop_ids, all(index >= 0 for index in self.stop_ids), "token ids, 0 or more")
+        problems = [
+            *self._problems(),
+            *_list_problems("stop", self.stop, str),
+            *_list_problems("stop_ids", self.stop_ids, int),
+        ]
+        if problems:
+            raise SettingsError(problems)
+        object.__setattr__(self, "stop", tuple(self.stop))
+        object.__setattr__(self, "stop_ids", tuple(self.stop_ids))
+
+    def _problems(self) -> list[str]:
+        """What lies outside its range, a sentence each."""
+        wrong: list[tuple[str, str]] = []
+        wrong += [
+            (name, "a whole number, at least 1")
+            for name in ("n", "max_new_tokens")
+            if not (_is_int(getattr(self, name)) and getattr(self, name) >= 1)
+        ]
+        if not (_is_int(self.top_k) and self.top_k >= 0):
+            wrong.append(("top_k", "a whole number, 0 for no cut"))
+        if not _is_int(self.seed):
+            wrong.append(("seed", "a whole number"))
+        if not (_is_number(self.top_p) and 0 < self.top_p <= 1):
+            wrong.append(("top_p", "above 0 and at most 1"))
+        if not (_is_number(self.temperature) and self.temperature >= 0):
+            wrong.append(("temperature", "0 (greedy) or more"))
+        return [f"sampling parameter '{name}' is {expected}, got {getattr(self, name)!r}." for name, expected in wrong]
 
     @property
     def is_greedy(self) -> bool:
@@ -125,15 +137,14 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _expect(name: str, value: Any, holds: bool, expected: str) -> None:
-    if not holds:
-        raise ConfigError(f"sampling parameter '{name}' is {expected}, got {value!r}.")
-
-
-def _as_tuple(name: str, value: Any, kind: type) -> tuple[Any, ...]:
+def _list_problems(name: str, value: Any, kind: type) -> list[str]:
     if isinstance(value, str) or not isinstance(value, Sequence):
-        raise ConfigError(f"sampling parameter '{name}' is a list, got {value!r}; write it in brackets.")
-    for item in value:
-        if not isinstance(item, kind) or isinstance(item, bool):
-            raise ConfigError(f"sampling parameter '{name}' is a list of {kind.__name__}, got {item!r} in it.")
-    return tuple(value)
+        return [f"sampling parameter '{name}' is a list, got {value!r}; write it in brackets."]
+    odd = [item for item in value if not isinstance(item, kind) or isinstance(item, bool)]
+    if odd:
+        return [f"sampling parameter '{name}' is a list of {kind.__name__}, got {odd[0]!r} in it."]
+    if kind is str and not all(value):
+        return [f"sampling parameter '{name}' is strings that are not empty, got {value!r}."]
+    if kind is int and any(index < 0 for index in value):
+        return [f"sampling parameter '{name}' is token ids, 0 or more, got {value!r}."]
+    return []

@@ -89,3 +89,10 @@ def test_a_wrong_engine_name_or_option_gets_the_nearest():
 def test_config_and_protocol_load_no_torch():
     code = "import sys, rlvlm.engines.inference.config, rlvlm.engines.inference.base; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_all_that_is_wrong_with_sampling_comes_at_once():
+    with pytest.raises(ConfigError) as caught:
+        SamplingParams(n=0, temperature=-1.0, top_p=3.0, top_k=-2, max_new_tokens=0, stop=("",), stop_ids=(-1,))  # type: ignore[arg-type]
+    names = ("n", "temperature", "top_p", "top_k", "max_new_tokens", "stop", "stop_ids")
+    assert [sum(f"'{name}'" in problem for problem in caught.value.problems) for name in names] == [1] * len(names)
