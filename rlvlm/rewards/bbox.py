@@ -18,7 +18,7 @@ from rlvlm.rewards.geometry import (
     matched_share,
     read_gold,
     read_shapes,
-    shapes_in,
+    written_shapes,
 )
 from rlvlm.rewards.options import share
 from rlvlm.rewards.rule import register_reward
@@ -51,7 +51,8 @@ def bbox(
 ) -> float:
     """IoU of the answer's box with the gold box, 0..1; of several boxes the best matching's sum over the larger count.
 
-    Reads lists, JSON and ``bbox_2d`` objects. Boxes that are empty, turned round or not finite score 0.
+    Reads lists, JSON and ``bbox_2d`` objects. Boxes that are empty, turned round or not finite score 0; a box that is
+    given three times is three boxes, of which one can match (as COCO counts repeated detections).
 
     Args:
         pred_space, gold_space: units of the answer's and the gold's coordinates: ``pixel`` of the record's picture,
@@ -59,7 +60,8 @@ def bbox(
             is ``pred_space`` unless given. Differing spaces need ``image_size`` or ``resized_size`` where they are in pixels.
         pred_format, gold_format: ``xyxy`` (two corners) or ``xywh`` (corner, width, height); never guessed.
         iou_threshold: overlap from which a box counts 1, below it 0; ``None`` pays the overlap itself.
-        giou: use (1 + GIoU) / 2, which also tells near misses from far ones.
+        giou: pay (1 + GIoU) / 2, which also tells near misses from far ones; ``iou_threshold`` is compared with GIoU then,
+            which is never above IoU.
         multi: whether several boxes may be asked for; ``None`` goes by the gold. Where one is, several are no answer.
 
     Raises ``RewardError`` when the gold holds no box, or one without area, or a size that is needed is unknown.
@@ -74,6 +76,8 @@ def bbox(
     overlaps = [[iou(box, gold, generalised=giou) for gold in golds] for box in boxes]
     if iou_threshold is not None:
         overlaps = [[float(overlap >= iou_threshold) for overlap in row] for row in overlaps]
+    elif giou:
+        overlaps = [[(1.0 + overlap) / 2.0 for overlap in row] for row in overlaps]
     return matched_share(overlaps) if several else max(overlaps[0])
 
 
@@ -127,5 +131,5 @@ def point(
 
 
 def _targets(answer: Any) -> tuple[list[Shape], bool]:
-    boxes = read_shapes(answer, 4) if isinstance(answer, str) else shapes_in(answer, 4)
+    boxes = written_shapes(answer, 4)
     return (boxes, True) if boxes else (read_gold(answer, 2), False)

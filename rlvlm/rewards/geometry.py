@@ -38,7 +38,7 @@ _XML_POINT = re.compile(rf'<point\s+x="\s*({_NUMBER})\s*"\s+y="\s*({_NUMBER})\s*
 def read_shapes(text: str, size: int) -> list[Shape]:
     """Boxes (``size`` 4) or points (``size`` 2) that an answer states: JSON, ``bbox_2d`` objects, lists, or bare numbers.
 
-    Shapes with a coordinate that is not finite are left out, and so are repetitions.
+    Shapes with a coordinate that is not finite are left out; one that is given three times is three shapes.
     """
     if len(text) > MAX_CHARS:
         return []
@@ -51,12 +51,12 @@ def read_shapes(text: str, size: int) -> list[Shape]:
             continue
         if found:
             return found
-    return _distinct(_scan(text, size))
+    return _finite(_scan(text, size))
 
 
 def shapes_in(value: Any, size: int) -> list[Shape]:
     """Boxes or points in parsed JSON, or in a record's column; raises ``RecursionError`` for a deep one."""
-    return _distinct(_walk(value, size))
+    return _finite(_walk(value, size))
 
 
 def _walk(value: Any, size: int) -> Iterable[Any]:
@@ -106,39 +106,43 @@ def _scan(text: str, size: int) -> Iterable[Sequence[Any]]:
         yield values
 
 
-def _distinct(shapes: Iterable[Any]) -> list[Shape]:
-    kept: dict[Shape, None] = {}
+def _finite(shapes: Iterable[Any]) -> list[Shape]:
+    kept: list[Shape] = []
     for shape in shapes:
         try:
             values = tuple(float(value) for value in shape)
         except (OverflowError, TypeError, ValueError):  # an integer beyond float, or nested where numbers belong
             continue
         if all(math.isfinite(value) for value in values):
-            kept[values] = None
+            kept.append(values)
         if len(kept) > MAX_SHAPES:
             return []
-    return list(kept)
+    return kept
 
 
 def read_gold(answer: Any, size: int) -> list[Shape]:
     """The record's gold boxes or points, given as numbers or as text; none raises ``RewardError``."""
-    if isinstance(answer, str):
-        found = read_shapes(answer, size)
-    elif isinstance(answer, (list, tuple)) and any(isinstance(part, str) for part in answer):
-        found = _distinct(
-            shape for part in answer for shape in (read_shapes(part, size) if isinstance(part, str) else [part])
-        )
-    else:
-        value = answer.tolist() if hasattr(answer, "tolist") else answer
-        if any(isinstance(one, float) and not math.isfinite(one) for shape in _walk(value, size) for one in shape):
-            raise RewardError(
-                f"the record's gold answer {str(value)[:80]!r} has a coordinate that is not finite; mend it."
-            )
-        found = shapes_in(value, size)
+    value = answer.tolist() if hasattr(answer, "tolist") else answer
+    if not isinstance(value, str) and any(
+        isinstance(one, float) and not math.isfinite(one) for shape in _walk(value, size) for one in shape
+    ):
+        raise RewardError(f"the record's gold answer {str(value)[:80]!r} has a coordinate that is not finite; mend it.")
+    found = written_shapes(value, size)
     if not found:
         what = "box of four numbers" if size == 4 else "point of two numbers"
         raise RewardError(f"the record's gold answer {str(answer)[:80]!r} holds no {what}; mend the record.")
     return found
+
+
+def written_shapes(answer: Any, size: int) -> list[Shape]:
+    """The record's boxes or points, given as numbers, as text, or as a list of texts; there may be none."""
+    if isinstance(answer, str):
+        return read_shapes(answer, size)
+    if isinstance(answer, (list, tuple)) and any(isinstance(part, str) for part in answer):
+        return _finite(
+            shape for part in answer for shape in (read_shapes(part, size) if isinstance(part, str) else [part])
+        )
+    return shapes_in(answer.tolist() if hasattr(answer, "tolist") else answer, size)
 
 
 def converted(shapes: Sequence[Shape], space: Space, target: Space, sizes: Mapping[str, Any]) -> list[Shape]:
@@ -185,13 +189,13 @@ def corners(box: Shape, form: BoxFormat) -> Shape:
 
 
 def iou(box: Shape, other: Shape, *, generalised: bool = False) -> float:
-    """IoU of two boxes, in 0..1; with ``generalised`` GIoU moved to 0..1 as (1 + GIoU) / 2.
+    """IoU of two boxes, in 0..1; with ``generalised`` GIoU, in -1..1.
 
-    A box that is empty, turned round or beyond floating point overlaps nothing. Source: Rezatofighi et al. 2019 (1902.09630).
+    A box that is empty, turned round or beyond floating point has the least. Source: Rezatofighi et al. 2019 (1902.09630).
     """
     area, other_area = _area(box), _area(other)
     if not area or not other_area:
-        return 0.0
+        return -1.0 if generalised else 0.0
     width = min(box[2], other[2]) - max(box[0], other[0])
     height = min(box[3], other[3]) - max(box[1], other[1])
     inner = width * height if width > 0 and height > 0 else 0.0
@@ -199,8 +203,9 @@ def iou(box: Shape, other: Shape, *, generalised: bool = False) -> float:
     value = inner / union if union > 0 else 0.0
     if generalised:
         hull = (max(box[2], other[2]) - min(box[0], other[0])) * (max(box[3], other[3]) - min(box[1], other[1]))
-        value = (1 + value - (hull - union) / hull) / 2 if math.isfinite(hull) else 0.0
-    return min(1.0, max(0.0, value)) if math.isfinite(value) else 0.0
+        value = value - (hull - union) / hull if math.isfinite(hull) else -1.0
+    least = -1.0 if generalised else 0.0
+    return min(1.0, max(least, value)) if math.isfinite(value) else least
 
 
 def _area(box: Shape) -> float:

@@ -24,7 +24,7 @@ from rlvlm.rewards.geometry import iou, read_shapes
         ('{"box": [1,2,3,4], "score": [9,9,9,9]}', [(1, 2, 3, 4)]),
         ("[[1,2],[3,4]]", [(1, 2, 3, 4)]),
         ('{"x1": 1, "y1": 2, "x2": 3, "y2": 4}', [(1, 2, 3, 4)]),
-        ("at [1,2,3,4] and again [1, 2, 3, 4]", [(1, 2, 3, 4)]),
+        ("at [1,2,3,4] and again [1, 2, 3, 4]", [(1, 2, 3, 4), (1, 2, 3, 4)]),
         ("[1,2,3]", []),
         ("[1,2,3,4,5]", []),
         ("[" * 50_000, []),
@@ -129,3 +129,24 @@ def test_points_hit_boxes_or_come_near_points(text: str, gold: Any, options: dic
 def test_a_gold_point_needs_a_radius() -> None:
     with pytest.raises(RewardError, match="'radius'"):
         score("point", "<answer>[3, 4]</answer>", [0, 0])
+
+
+def test_a_box_given_three_times_is_three_boxes() -> None:
+    """As COCO counts them: one detection matches, its repetitions are false."""
+    box, other = "[0, 0, 10, 10]", "[20, 20, 30, 30]"
+    two = [[0, 0, 10, 10], [20, 20, 30, 30]]
+    for written in (f"[{box}, {box}, {other}]", f"{box}, {box} and {other}"):
+        assert score("bbox", f"<answer>{written}</answer>", two) == pytest.approx(2 / 3)
+    assert score("bbox", f"<answer>[{box}, {box}, {box}]</answer>", two) == pytest.approx(1 / 3)
+    assert score("bbox", f"<answer>[{box}, {box}, {box}]</answer>", two[0], multi=True) == pytest.approx(1 / 3)
+    assert score("bbox", f"<answer>[{box}, {box}, {box}]</answer>", two[0]) == 0.0
+    assert score("point", "<answer>(5, 5), (5, 5)</answer>", two) == 0.5
+    assert score("bbox", f"<answer>[{box}, {box}]</answer>", [two[0], two[0]]) == 1.0
+
+
+def test_a_threshold_is_never_met_by_a_box_as_large_as_the_page() -> None:
+    gold, page = [400, 400, 500, 500], "<answer>[0, 0, 1000, 1000]</answer>"
+    for threshold in (0.05, 0.5):
+        assert score("bbox", page, gold, giou=True, iou_threshold=threshold) == 0.0
+    assert score("bbox", "<answer>[400, 400, 500, 490]</answer>", gold, giou=True, iou_threshold=0.5) == 1.0
+    assert score("bbox", "<answer>[455, 400, 555, 500]</answer>", gold, giou=True, iou_threshold=0.5) == 0.0
