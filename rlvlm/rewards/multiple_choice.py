@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlvlm.errors import RewardError
+from rlvlm.rewards.denial import affirmed_parts, denies
 from rlvlm.rewards.rule import register_reward
 from rlvlm.rewards.text import folded, golds_of, plain
 
@@ -32,10 +33,17 @@ _JOINED = re.compile(
 )
 _LETTER = re.compile(r"(?<![A-Za-z0-9'])([A-Z])(?![A-Za-z0-9']|-[A-Za-z])")
 _ARTICLE = re.compile(r"(?<![A-Za-z0-9'])[AI]\s+(?!(?:and|or|nor|is|was|seems|because|since|as)\b)[a-zA-Z]")
-_LIST = re.compile(r"[\s(\[{]*[A-Z](?:\s*(?:,|/|&|\+|;|、|and|or|\s)\s*[A-Z])*[\s)\]}.]*")
+_LIST = re.compile(
+    r"[\s(\[{]*[A-Z](?:(?:\s*[)\]}]*\s*(?:[,/&+;|、]|→|and|or|\s|-)\s*[(\[{]*|\s*[)\]}]+\s*[(\[{]+)\s*[A-Z])*[\s)\]}.]*"
+)
+_DASHED = re.compile(r"(?<![A-Za-z0-9'-])[A-Z](?:-[A-Z])+(?![A-Za-z0-9'-])")
 _GOLD_FILLER = re.compile(r"[\s,;/&()\[\]'\".]|\band\b")
 _RUN = re.compile(r"[A-Z]{2,10}")
-_NEGATION = re.compile(r"\b(?:not|neither|nor|never|except|wrong|incorrect|none)\b|n't\b|不", re.IGNORECASE)
+_NONE = re.compile(r"\bnone\b", re.IGNORECASE)
+_PREDICATE = re.compile(
+    r"(?:is|are|was|were|would|could|cannot|can|may|might|must|does|do|did|seems|looks|has|should|will)(?:n't|nt)?\b|not\s+(?:correct|right|true|it|this|the)\b|不",
+    re.IGNORECASE,
+)
 
 
 @register_reward(
@@ -50,6 +58,7 @@ _NEGATION = re.compile(r"\b(?:not|neither|nor|never|except|wrong|incorrect|none)
 def multiple_choice(answer_text: str, answer: Any, options: Any = None, *, multi_select: bool | None = None) -> float:
     """1 when exactly the gold choice is named, by its letter or by the option's text, else 0; several letters are 0.
 
+    A choice that the answer denies in whatever words ("anything but B") is not named.
     Reads the column ``options`` where the record has one: a list, or a mapping of letters to texts.
 
     Args:
@@ -58,7 +67,7 @@ def multiple_choice(answer_text: str, answer: Any, options: Any = None, *, multi
     Raises ``RewardError`` when the gold names no choice, one that is none of the options, or several where one is asked for.
     """
     texts = _labelled(options)
-    wanted = [_gold(gold, texts) for gold in golds_of(answer)]
+    wanted = [_gold(gold, texts) for gold in golds_of(answer, short=True)]
     if multi_select:
         wanted = [frozenset().union(*wanted)]
     elif multi_select is False or len(wanted) > 1:
@@ -139,26 +148,36 @@ def _read_letters(text: str) -> frozenset[str]:
     whole = _DRESSED.fullmatch(text)
     if whole:
         return frozenset(whole[1].upper())
+    text = _DASHED.sub(lambda match: match.group().replace("-", ", "), text)
     if _LIST.fullmatch(text):
         return frozenset(re.findall(r"[A-Z]", re.sub(r"and|or", "", text)))
-    if _RUN.fullmatch(text.strip(" .()[]")) and len(set(text.strip(" .()[]"))) == len(text.strip(" .()[]")):
-        return frozenset(text.strip(" .()[]"))
+    run = text.strip(" .()[]")
+    if _RUN.fullmatch(run) and len(set(run)) == len(run):
+        return frozenset(run)
+    leading = _LEADING.match(text)
+    if leading and not _PREDICATE.match(text, leading.end()):
+        named = _named(affirmed_parts(text))
+        return named if named else _leading(leading, text)
+    denied = denies(text)
+    text = affirmed_parts(text)
     named = _named(text)
     if named:
         return named
-    leading = _LEADING.match(text)
-    if leading:
-        rest = text[leading.end() :]
-        others = {match[1] or match[2] for match in _ITEM.finditer(rest)} | {
-            match[1].upper() for match in _JOINED.finditer(rest) if match[1].isupper()
-        }
-        start = _LETTER.match(rest)
-        if start and not _ARTICLE.match(rest):
-            others.add(start[1])
-        return frozenset({(leading[1] or leading[2]).upper(), *others})
-    if _NEGATION.search(text):
-        return frozenset()
-    return frozenset(_LETTER.findall(_ARTICLE.sub(" ", text)))
+    if leading and not denied:
+        return _leading(leading, text)
+    return frozenset() if _NONE.search(text) else frozenset(_LETTER.findall(_ARTICLE.sub(" ", text)))
+
+
+def _leading(leading: re.Match[str], text: str) -> frozenset[str]:
+    """The letter that an answer starts with, and those listed after it; what else follows is the option's text or a reason."""
+    rest = affirmed_parts(text[leading.end() :])
+    others = {match[1] or match[2] for match in _ITEM.finditer(rest)} | {
+        match[1].upper() for match in _JOINED.finditer(rest) if match[1].isupper()
+    }
+    start = _LETTER.match(rest)
+    if start and not _ARTICLE.match(rest):
+        others.add(start[1])
+    return frozenset({(leading[1] or leading[2]).upper(), *others})
 
 
 def _named(text: str) -> frozenset[str]:
@@ -176,5 +195,4 @@ def _named(text: str) -> frozenset[str]:
         while joined := _JOINED.match(rest.lstrip()):
             group.add(joined[1].upper())
             rest = rest.lstrip()[joined.end() :]
-    letters = found[True] or found[False]
-    return frozenset() if not found[True] and _NEGATION.search(text) else frozenset(letters)
+    return frozenset(found[True] or found[False])
