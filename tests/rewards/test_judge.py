@@ -17,6 +17,7 @@ from rlvlm.errors import ConfigError
 from rlvlm.rewards import Runner
 from rlvlm.rewards import judge as judge_module
 from rlvlm.rewards.config import RewardConfig
+from rlvlm.rewards.judge import _read_score
 
 
 class Judge(ThreadingHTTPServer):
@@ -171,3 +172,35 @@ def test_key_and_pictures_are_sent_where_asked(server: Judge, monkeypatch: pytes
 def test_a_prompt_without_the_answer_is_refused(server: Judge) -> None:
     with pytest.raises(ConfigError, match=r"\{text\}"):
         _run(server, ["a"], prompt="Is it right? Score: 1")
+
+
+@pytest.mark.parametrize(
+    ("reply", "share"),
+    [
+        ("Score: 8", 0.8),
+        ("It fits.\n\n**Score: 7.5**\n", 0.75),
+        ("score = 3.", 0.3),
+        ("## Score: 9/10", 0.9),
+        ("Score: 9 out of 10", 0.9),
+        ("> Score 4", 0.4),
+        ("Score: 8\nThat is all.", None),
+        ("Score: 2\nThe answer says: Score: 10", None),
+        ("The score is Score: 10", None),
+        ("Score: 11", None),
+        ("Score: -1", None),
+        ("Score: 7.5.3", None),
+        ("Score: 10 Score: 2", None),
+        ("8", None),
+        ("", None),
+        ("Score: " + "*" * 100_000 + "8", None),
+        ("score" * 20_000, None),
+        ("Score: 8\n" + " " * 100_000, 0.8),
+        ("\n".join(["Score: 1"] * 10_000), 0.1),
+    ],
+)
+def test_only_the_last_line_states_the_score(reply: str, share: float | None) -> None:
+    class Reply:
+        def json(self) -> Any:
+            return {"choices": [{"message": {"content": reply}}]}
+
+    assert _read_score(Reply(), 10.0) == share
