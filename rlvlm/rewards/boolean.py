@@ -36,7 +36,7 @@ def boolean(answer_text: str, answer: Any) -> float:
 
     Raises ``RewardError`` when the gold is neither.
     """
-    golds = {_gold(gold) for gold in golds_of(answer)}
+    golds = {_gold(gold) for gold in golds_of(answer, short=True)}
     verdict = read_bool(answer_text) if answer_text else None
     return float(verdict in golds)
 

@@ -4,29 +4,25 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
-from typing import Literal
+from typing import Any
 
-from rlvlm.rewards.math_symbols import numeric_value, parse_formula, same_equation, same_formula, same_range
+from rlvlm.rewards.extras import require
+from rlvlm.rewards.math_names import Named, is_name, read_named, same_name
+from rlvlm.rewards.math_shapes import INEQUALITY, Shape, read_rational, read_shape, split_at
+from rlvlm.rewards.math_symbols import near, numeric_value, parse_formula, same_equation, same_formula, same_range
 from rlvlm.rewards.math_text import MAX_CHARS, canonical, has_big_operator, too_large
 from rlvlm.rewards.multiple_choice import read_choices
 from rlvlm.rewards.text import folded
-from rlvlm.rewards.units import read_unit, split_unit
+from rlvlm.rewards.units import read_unit, same_kind, split_unit
 
 MAX_PARTS = 40
 """A list with more parts is no answer."""
 ROUNDED_DIGITS = 6
 """A decimal with this many significant digits may stand for the number that rounds to it."""
-
-_SEPARATOR = re.compile(r"\s(?:or|and)\s|;|\\text\{\s*(?:or|and)\s*\}|\\(?:lor|land|vee|wedge)(?![A-Za-z])")
-_THOUSANDS = re.compile(r"-?[0-9]{1,3}(?:(?:,[0-9]{3})+|(?: [0-9]{3})+)(?:\.[0-9]+)?")
-_REPEATING = re.compile(r"(-?)([0-9]*)\.([0-9]*)\\(?:overline|bar|dot)\s*\{([0-9]+)\}")
 _APART = re.compile(r"[0-9]\s+[0-9]")
-_INEQUALITY = re.compile(r"[<>]|\\(?:leq?|geq?|leqslant|geqslant)(?![A-Za-z])")
-_MATRIX = re.compile(r"\\begin\s*\{([bpvBV]?matrix|array)\}(?:\{[^{}]*\})?(.*)\\end\s*\{\1\}", re.DOTALL)
-_ASSIGNED = re.compile(r"(?:\\?[A-Za-z]+(?:_\{?\w+\}?)?|[A-Za-z]\([A-Za-z]\))'?")
+_FRACTION = re.compile(r"\\frac\{([^{}]+)\}\{([^{}]+)\}|([^/]+)/([^/]+)")
 _FUNCTIONS = {
     "sin",
     "cos",
@@ -49,23 +45,6 @@ _CHOICES = re.compile(r"[A-Z](?:\s*,\s*[A-Z])*|[a-z](?:\s*,\s*[a-z])*")
 """Letters that may name choices, so that case does not matter; in any formula, and where cases mix, it does."""
 _LETTER = re.compile(r"[a-z]")
 _FOREIGN = re.compile(r"[^\x00-\x7f]")
-_PLUS_MINUS = re.compile(r"\\(pm|mp)(?![A-Za-z])")
-_NUMBER = r"[0-9]+(?:\.[0-9]*)?|\.[0-9]+"
-_RATIONAL = re.compile(
-    rf"(?P<sign>[-+]?)\s*(?:(?P<whole>[0-9]+)\s*(?:\\frac\{{\s*(?P<t1>[0-9]+)\s*\}}\{{\s*(?P<b1>[0-9]+)\s*\}}|\s(?P<t2>[0-9]+)/(?P<b2>[0-9]+))"
-    rf"|\\frac\{{\s*(?P<t3>-?(?:{_NUMBER}))\s*\}}\{{\s*(?P<b3>-?(?:{_NUMBER}))\s*\}}|(?P<t4>{_NUMBER})\s*/\s*(?P<b4>{_NUMBER})"
-    rf"|(?P<plain>{_NUMBER})(?:\s*(?:\\times|\\cdot|x)\s*10\s*\^\{{\s*(?P<power>[-+]?[0-9]{{1,3}})\s*\}}|[eE](?P<exp>[-+]?[0-9]{{1,3}}))?)"
-    rf"\s*(?P<percent>%|percent)?"
-)
-
-
-@dataclass(frozen=True)
-class Shape:
-    """An answer's outer structure and its parts."""
-
-    kind: Literal["atom", "list", "set", "tuple", "ratio", "matrix", "union"]
-    parts: tuple[str, ...]
-    brackets: str = ""
 
 
 def same_answer(gold: str, answer: str) -> bool:
@@ -95,21 +74,142 @@ def _same(gold: str, pred: str) -> bool:
     gold_number, number = read_rational(gold), read_rational(pred)
     if gold_number is not None and number is not None:
         return gold_number == number
+    if r"\approx" in gold + pred:
+        return any(_same(one, other) for one in stated_values(gold) for other in stated_values(pred))
+    named = _same_named(gold, pred)
+    if named is not None:
+        return named
     first, second = read_shape(gold), read_shape(pred)
     if first.kind == second.kind == "atom":
         return _same_atoms(gold, pred)
     kinds = {first.kind, second.kind}
-    if kinds == {"tuple", "atom"} and _INEQUALITY.search(gold + pred):
+    if kinds == {"tuple", "atom"} and INEQUALITY.search(gold + pred):
         return same_range(gold, pred)
+    if kinds == {"union", "atom"} and r"\neq" in gold + pred:
+        return _same_but_one(gold, pred)
+    if kinds == {"ratio", "atom"}:
+        return _same_ratio(first, second)
     if len(first.parts) != len(second.parts) or len(first.parts) > MAX_PARTS:
         return False
     if kinds <= {"list", "set", "atom"} or kinds == {"union"}:
-        return _same_unordered(first.parts, second.parts)
+        in_order = _names_all(first.parts) and not any("=" in part for part in second.parts)
+        return (_same_ordered if in_order else _same_unordered)(first.parts, second.parts)
     if kinds == {"tuple"}:
         return first.brackets == second.brackets and _same_ordered(first.parts, second.parts)
     if kinds == {"tuple", "list"} or kinds == {"tuple", "matrix"}:
         return "()" in (first.brackets, second.brackets) and _same_ordered(first.parts, second.parts)
     return len(kinds) == 1 and first.brackets == second.brackets and _same_ordered(first.parts, second.parts)
+
+
+def _same_named(gold: str, pred: str) -> bool | None:
+    """Compares where a side is ``name = value``; ``None`` when the names decide nothing and both are to be read as they are."""
+    first, second = read_named(gold), read_named(pred)
+    if first is None and second is None:
+        return None
+    if first is not None and second is not None:
+        if first.kind == second.kind and set(first.names) == set(second.names):
+            return _same(_value_of(first, first.names), _value_of(second, first.names))
+        if same_name(first, second):
+            return _same(_value_of(first), _value_of(second))
+        if len(first.names) == len(second.names) == 1:
+            return None  # two equations, which may have the same solutions
+    one, other = (first, pred) if first is not None else (second, gold)
+    assert one is not None
+    if "=" in other:  # a list of equations, or one with another name
+        spelt = (_spelt_out(first, gold), _spelt_out(second, pred))
+        return None if spelt == (gold, pred) else _same(*spelt)
+    if one is first and one.kind == "expression":
+        return None  # a gold x + y = 5 asks for the line, not for 5
+    value = _value_of(one)
+    return bool(value) and (_same(value, pred) if one is first else _same(gold, value))
+
+
+def _spelt_out(named: Named | None, text: str) -> str:
+    """``(p, q) = (3, 2)`` as ``p=3, q=2``; any other text as it is."""
+    parts = () if named is None or named.kind != "tuple" else read_shape(named.value).parts
+    if named is None or len(parts) != len(named.names):
+        return text
+    return ", ".join(f"{name}={part}" for name, part in zip(named.names, parts, strict=True))
+
+
+def _value_of(named: Named, order: Sequence[str] = ()) -> str:
+    """What a name is set to, the last of a chain; of a tuple of names its values, in the order of the given names."""
+    if named.kind != "tuple":
+        return _last_of_chain(_sides(named.value))
+    shape = read_shape(named.value)
+    if shape.kind == "list" and all(read_shape(part).kind == "tuple" for part in shape.parts):
+        return named.value  # several tuples
+    if shape.kind not in ("tuple", "list") or len(shape.parts) != len(named.names):
+        return ""
+    values = dict(zip(named.names, shape.parts, strict=True))
+    return f"({', '.join(values[name] for name in order or named.names)})"
+
+
+def _last_of_chain(sides: list[str]) -> str:
+    """The last side of ``… = … = 5``; ``""`` where two of its numbers differ."""
+    numbers = [number for side in sides if (number := _number_of(side)) is not None] if len(sides) > 1 else []
+    return sides[-1] if all(near(number, numbers[0]) for number in numbers) else ""
+
+
+def _number_of(text: str) -> Any:
+    """The number of a text, its unit aside, as a sympy object; ``None`` when it has none."""
+    text = split_unit(text)[0]
+    exact = read_rational(text)
+    return numeric_value(text) if exact is None else require("sympy").Rational(exact.numerator, exact.denominator)
+
+
+def _names_all(parts: Sequence[str]) -> bool:
+    """Whether every part is the value of a quantity of its own: ``x=1, y=2``, but not the roots ``x_1=1, x_2=2``."""
+    names = [named.names for part in parts if (named := read_named(part)) is not None and named.kind == "name"]
+    heads = {re.sub(r"_[0-9]+$", "", name[0]) for name in names}
+    return len(heads) == len(parts) > 1
+
+
+def _same_but_one(gold: str, pred: str) -> bool:
+    """All numbers but one, as ``x \\neq 3`` and as ``(-\\infty, 3) \\cup (3, \\infty)``."""
+    unequal, union = (gold, pred) if r"\neq" in gold else (pred, gold)
+    sides = split_at(unequal, r"\neq")
+    values = [side for side in sides if not is_name(side)]
+    return len(sides) == 2 and len(values) == 1 and _same(rf"(-\infty,{values[0]})\cup({values[0]},\infty)", union)
+
+
+def _same_ratio(first: Shape, second: Shape) -> bool:
+    """A ratio of two and a fraction written with the same two numbers: ``3:2`` and ``3/2``."""
+    ratio, atom = (first, second) if first.kind == "ratio" else (second, first)
+    match = _FRACTION.fullmatch(atom.parts[0])
+    if match is None or len(ratio.parts) != 2:
+        return False
+    return _same_ordered(ratio.parts, (match[1] or match[3], match[2] or match[4]))
+
+
+def stated_values(text: str) -> tuple[str, ...]:
+    """What a text with ``\\approx`` states: the exact value and its rounding where both agree, or what stands alone after it."""
+    sides = [side.strip() for side in split_at(text, r"\approx")]
+    if len(sides) == 1:
+        return (text,)
+    if not sides[0]:
+        return (text.replace(r"\approx", "", 1).strip(),)
+    named = read_named(sides[0] + " = " + sides[1])
+    if named is not None and len(sides) == 2 and "=" not in sides[0]:
+        return (f"{sides[0]} = {sides[1]}",)
+    exact = sides[0]
+    stated = read_named(exact)
+    head = f"{exact.partition('=')[0].strip()} = " if stated is not None and stated.kind == "name" else ""
+    value = _value_of(stated) if stated is not None and head else exact
+    number = _number_of(split_unit(value)[0])
+    if number is None:
+        return (head + sides[-1],) if head else ()
+    return (head + value, head + sides[-1]) if all(_is_rounding(side, number) for side in sides[1:]) else ()
+
+
+def _is_rounding(text: str, number: Any) -> bool:
+    """Whether a decimal lies within one of its last digit of a number."""
+    decimal = split_unit(text)[0]
+    stated = read_rational(decimal)
+    if stated is None or not number.is_real or not number.is_finite:
+        return False
+    last = Fraction(1, 10 ** len(decimal.partition(".")[2].rstrip("% ")))
+    return abs(Fraction(str(number.evalf(30))) - stated) < last
 
 
 def _same_ordered(gold: Sequence[str], pred: Sequence[str]) -> bool:
@@ -126,128 +226,26 @@ def _same_unordered(gold: Sequence[str], pred: Sequence[str]) -> bool:
     return True
 
 
-def read_shape(text: str) -> Shape:
-    """The outer structure of a canonical text."""
-    matrix = _MATRIX.fullmatch(text)
-    if matrix:
-        rows = [row.split("&") for row in re.split(r"\\\\", matrix[2].strip().removesuffix(r"\\"))]
-        cells = tuple(cell.strip() for row in rows for cell in row)
-        return Shape("matrix", cells, f"{len(rows)}x{len(rows[0])}" if 1 not in (len(rows), len(rows[0])) else "")
-    inner = _inside(text, r"\{", r"\}")
-    if inner is not None:
-        return Shape("set", tuple(_split(inner)))
-    if (pieces := _split_at(text, r"\cup")) and len(pieces) > 1:
-        return Shape("union", tuple(pieces))
-    brackets = text[:1] + text[-1:]
-    if brackets in ("()", "[]", "(]", "[)", "][", "]]", "[[") and _closes_itself(text):
-        parts = _split(text[1:-1])
-        if len(parts) > 1:
-            return Shape("tuple", tuple(parts), brackets)
-    parts = _split(text)
-    if len(parts) > 1:
-        return Shape("list", tuple(_with_name(parts)))
-    if _PLUS_MINUS.search(text):
-        upper = _PLUS_MINUS.sub(lambda match: "+" if match[1] == "pm" else "-", text)
-        lower = _PLUS_MINUS.sub(lambda match: "-" if match[1] == "pm" else "+", text)
-        return Shape("list", (upper.removeprefix("+").strip(), lower.removeprefix("+").strip()))
-    ratio = _split_at(text, ":")
-    return Shape("ratio", tuple(ratio)) if len(ratio) > 1 else Shape("atom", (text,))
-
-
-def _with_name(parts: list[str]) -> list[str]:
-    """``k = 4, 5, 6`` as three values of k, and ``a = 1, a = 2`` without the name when all have the same one."""
-    names = [part.partition("=")[0].strip() if part.count("=") == 1 else None for part in parts]
-    if names[0] is None or not _ASSIGNED.fullmatch(names[0]) or any(name not in (names[0], None) for name in names):
-        return parts
-    return [part.partition("=")[2].strip() if "=" in part else part for part in parts]
-
-
-def _split(text: str) -> list[str]:
-    """Parts of a list: at "or", "and" and semicolons, else at commas that group no thousands."""
-    if _THOUSANDS.fullmatch(text.strip()):
-        return [text.strip()]
-    parts = [part.strip(" ,") for part in _SEPARATOR.split(text)]
-    if len(parts) == 1 and ", " in text and any(_THOUSANDS.fullmatch(part.strip()) for part in text.split(", ")):
-        parts = text.split(", ")
-    elif len(parts) == 1 or any("," in part for part in parts):
-        parts = [piece for part in parts for piece in _split_at(part, ",")]
-    return [part.strip() for part in parts if part.strip()]
-
-
-def _split_at(text: str, mark: str) -> list[str]:
-    """The text split at a mark outside all brackets."""
-    parts, depth, start, position = [], 0, 0, 0
-    while position < len(text):
-        char = text[position]
-        if char in "([{":
-            depth += 1
-        elif char in ")]}":
-            depth -= 1
-        elif depth == 0 and text.startswith(mark, position):
-            parts.append(text[start:position].strip())
-            start = position + len(mark)
-        position += 1
-    return [*parts, text[start:].strip()]
-
-
-def _inside(text: str, opening: str, closing: str) -> str | None:
-    if text.startswith(opening) and text.endswith(closing) and text.count(opening) == 1:
-        return text[len(opening) : -len(closing)]
-    return None
-
-
-def _closes_itself(text: str) -> bool:
-    """Whether the first bracket is closed by the last character: ``(1, 2)`` and not ``(1)(2)``."""
-    depth = 0
-    for position, char in enumerate(text[1:-1]):
-        depth += (char in "([{") - (char in ")]}")
-        if depth < 0 and position:
-            return False
-    return depth == 0
-
-
-def read_rational(text: str) -> Fraction | None:
-    """The exact number that a canonical text states without any calculation; ``None`` otherwise."""
-    text = text.replace("{,}", ",").strip()
-    if _THOUSANDS.fullmatch(text.rstrip("% ")):
-        text = text.replace(",", "").replace(" ", "")
-    if repeating := _REPEATING.fullmatch(text):
-        return _repeating(*repeating.groups())
-    match = _RATIONAL.fullmatch(text)
-    if match is None:
-        return None
-    part = match.groupdict()
-    top = part["t1"] or part["t2"] or part["t3"] or part["t4"]
-    bottom = part["b1"] or part["b2"] or part["b3"] or part["b4"]
-    if bottom is not None and not Fraction(bottom):
-        return None
-    value = Fraction(top) / Fraction(bottom) if top and bottom else Fraction(part["plain"])
-    value += int(part["whole"] or 0)
-    value *= Fraction(10) ** int(part["power"] or part["exp"] or 0)
-    value /= 100 if part["percent"] else 1
-    return -value if part["sign"] == "-" else value
-
-
-def _repeating(sign: str, whole: str, fixed: str, period: str) -> Fraction:
-    """The fraction of a decimal whose last digits repeat: ``0.1\\overline{6}`` is 1/6."""
-    tail = Fraction(int(period), (10 ** len(period) - 1) * 10 ** len(fixed))
-    value = Fraction(int(whole + fixed or 0), 10 ** len(fixed)) + tail
-    return -value if sign else value
-
-
 def _same_atoms(gold: str, pred: str) -> bool:
     if _reads_as_text(gold) or _reads_as_text(pred):
         return _same_words(gold, pred)
     (gold_value, gold_unit), (value, unit) = split_unit(gold), split_unit(pred)
     if gold_unit or unit:
         return _same_quantities(gold_value, gold_unit, value, unit)
+    if r"\neq" in gold + pred:
+        gold_sides, sides = split_at(gold, r"\neq"), split_at(pred, r"\neq")
+        return len(gold_sides) == len(sides) == 2 and _same_equations(gold_sides, sides)
     gold_sides, sides = _sides(gold), _sides(pred)
     if len(gold_sides) == len(sides) == 2:
-        return same_equation((gold_sides[0], gold_sides[1]), (sides[0], sides[1]))
+        return _same_equations(gold_sides, sides)
     if len(gold_sides) != len(sides):
         gold_value, value = _right_side(gold_sides), _right_side(sides)
         return bool(gold_value and value) and _same(gold_value, value)
     return _same_formulas(gold, pred)
+
+
+def _same_equations(gold: list[str], pred: list[str]) -> bool:
+    return same_equation((gold[0], gold[1]), (pred[0], pred[1]))
 
 
 def _reads_as_text(text: str) -> bool:
@@ -269,9 +267,9 @@ def _same_quantities(gold: str, gold_unit: str, pred: str, unit: str) -> bool:
     first, second = read_unit(gold_unit), read_unit(unit)
     if first is None and second is None and folded(gold_unit).rstrip("s") == folded(unit).rstrip("s"):
         return _same(gold, pred)
-    if first is None or second is None or first[0] != second[0]:
+    if first is None or second is None or not same_kind(first, second):
         return False
-    ratio = second[1] / first[1]
+    ratio = second[1] / first[1] if first[0] == second[0] else Fraction(1)
     gold_number, number = read_rational(gold), read_rational(pred)
     if gold_number is not None and number is not None:
         return gold_number == number * ratio
@@ -279,12 +277,12 @@ def _same_quantities(gold: str, gold_unit: str, pred: str, unit: str) -> bool:
 
 
 def _sides(text: str) -> list[str]:
-    return _split_at(text, "=") if "=" in text and not re.search(r"[<>]=", text) else [text]
+    return split_at(text, "=") if "=" in text and not re.search(r"[<>]=", text) else [text]
 
 
 def _right_side(sides: list[str]) -> str:
     """What ``x = …`` or ``f(x) = …`` sets, or the last of a chain; ``""`` for any other equation."""
-    if len(sides) == 1 or _ASSIGNED.fullmatch(sides[0]):
+    if len(sides) == 1 or is_name(sides[0]):
         return sides[-1]
     numbers = [numeric_value(side) for side in sides]
     return sides[-1] if all(number is not None and number == numbers[0] for number in numbers) else ""

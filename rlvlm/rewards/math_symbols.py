@@ -20,6 +20,10 @@ POINTS = (
 _DIGITS = 30
 _SAME = Fraction(1, 10**20)
 _COMMAND = re.compile(r"\\[A-Za-z]+")
+_MIXED_NUMBER = re.compile(r"(?<![0-9/.])[0-9]+\s+[0-9]+/[0-9]+(?![0-9/])")
+_SPACED_THOUSANDS = re.compile(r"(?<![0-9.])[0-9]{1,3}(?: [0-9]{3})+(?![0-9])")
+_APART = re.compile(r"[0-9.]\s+\.?[0-9]")
+"""Two numbers side by side are no product: ``5 7`` is neither 35 nor 12."""
 _CAPITAL = re.compile(r"[A-Z]")
 _DECIMAL = re.compile(r"(?<![0-9.\\])([0-9]*)\.([0-9]+)(?![0-9.])")
 
@@ -49,7 +53,7 @@ def same_equation(gold: tuple[str, str], pred: tuple[str, str]) -> bool:
         if top is None or bottom is None or not bottom or not top:
             return False
         ratios.append(top / bottom)
-    return bool(ratios) and all(_near(ratio, ratios[0]) for ratio in ratios)
+    return bool(ratios) and all(near(ratio, ratios[0]) for ratio in ratios)
 
 
 def same_range(gold: str, pred: str) -> bool:
@@ -61,6 +65,9 @@ def same_range(gold: str, pred: str) -> bool:
 @lru_cache(maxsize=2048)
 def parse_formula(text: str) -> Any:
     """The sympy object that a canonical text means; ``None`` when the parser can't read it whole. Decimals become exact."""
+    text = _SPACED_THOUSANDS.sub(lambda match: match.group().replace(" ", ""), text)
+    if _APART.search(_MIXED_NUMBER.sub("1", text)):
+        return None
     math_verify = require("math_verify")
     logging.getLogger("math_verify").setLevel(logging.ERROR)  # its reminder that time limits are the caller's
     exact = _DECIMAL.sub(lambda match: rf"\frac{{{int(match[1] + match[2])}}}{{{10 ** len(match[2])}}}", text)
@@ -71,7 +78,15 @@ def parse_formula(text: str) -> Any:
         found = math_verify.parse(f"${exact}$", [config], fallback_mode="no_fallback", parsing_timeout=None)
     except (ValueError, TypeError, AttributeError, RecursionError, ArithmeticError):  # what its grammar lets through
         return None
-    return found[0] if found and not isinstance(found[0], str) else None
+    return _reduced(found[0]) if found and not isinstance(found[0], str) else None
+
+
+def _reduced(expression: Any) -> Any:
+    """The expression with remainders worked out, which the parser leaves as they stand."""
+    sympy = require("sympy")
+    if not isinstance(expression, sympy.Expr) or not expression.has(sympy.Mod):
+        return expression
+    return expression.replace(sympy.Mod, lambda number, modulus: sympy.Mod(number, modulus))
 
 
 def _parse_capitals(text: str, normal: Any) -> Any:
@@ -109,7 +124,7 @@ def _same_at_points(gold: Any, pred: Any) -> bool | None:
         first, second = _value(gold, symbols, point), _value(pred, symbols, point)
         if first is None or second is None:
             return None
-        same.append(_near(first, second) and (bool(symbols) or _exactly_same(gold, pred)))
+        same.append(near(first, second) and (bool(symbols) or _exactly_same(gold, pred)))
     return same[0] if len(set(same)) == 1 else None
 
 
@@ -126,10 +141,13 @@ def _value(expression: Any, symbols: list[Any], point: tuple[Fraction, ...]) -> 
         value = expression.subs(coordinates).evalf(_DIGITS)
     except (ValueError, TypeError, AttributeError, ArithmeticError, RecursionError):
         return None
-    return value if value.is_number and (value.is_infinite or value.is_finite) and value is not sympy.nan else None
+    if value.is_infinite or value is sympy.nan or not value.is_number:
+        return value if value.is_infinite else None
+    return value if all(part.is_Number for part in value.as_real_imag()) else None
 
 
-def _near(first: Any, second: Any) -> bool:
+def near(first: Any, second: Any) -> bool:
+    """Whether two numbers agree in 20 digits."""
     if first == second:
         return True
     if first.is_infinite or second.is_infinite:

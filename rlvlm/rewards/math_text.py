@@ -11,6 +11,13 @@ MAX_CHARS = 1000
 """A longer answer is compared as text only."""
 MAX_DEPTH = 10
 MAX_FUNCTIONS = 8
+MAX_NESTED_LOGS = 3
+"""Every further logarithm makes the evaluation of the outer ones four times as long."""
+MAX_BARS = 12
+MAX_ROUNDINGS = 6
+"""Floors and ceilings."""
+MAX_SLASHES = 4
+"""In a run of digits; the parser tries every grouping of them."""
 MAX_DIGITS = 400
 MAX_EXPONENT = 5000
 MAX_SYMBOLIC_EXPONENT = 60
@@ -39,6 +46,12 @@ _GLYPHS = {
     "∈": r"\in ",
     "°": r"^{\circ}",
     "⁄": "/",
+    "≈": r"\approx ",
+    "≒": r"\approx ",
+    "≃": r"\approx ",
+    "∠": r"\angle ",
+    "△": r"\triangle ",
+    "‖": "|",
 }
 _SUPERSCRIPTS = dict(zip("⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺", "0123456789-+", strict=True))
 _SUPERSCRIPT = re.compile(f"[{''.join(_SUPERSCRIPTS)}]+")
@@ -46,6 +59,15 @@ _ROOT = re.compile(r"√\s*(?:\(([^()]*)\)|([0-9]+(?:\.[0-9]+)?|[A-Za-z]))")
 _DROPPED = re.compile(
     r"\\(?:left|right|displaystyle|limits|big|Big|bigg|Bigg|bigl|bigr|mathop)(?![A-Za-z])\.?|\$|\\\(|\\\)|\\\[|\\\]"
 )
+_THIN = re.compile(r"(?<=[0-9]),\s*\\!\s*(?=[0-9]{3})")
+"""A thousands comma whose space is taken back, as in ``11,\\! 111``."""
+_BARS = re.compile(r"\\(?:[lr]?[vV]ert|mid)(?![A-Za-z])|\\\|")
+_JOINING = re.compile(r"\\(?:text|mbox|textrm|mathrm)\s*\{\s*(and|or)\s*\}")
+_NORM = re.compile(r"(?:\\\||\\[lr]?Vert(?![A-Za-z]))\s*([a-z])\s*(?:\\\||\\[lr]?Vert(?![A-Za-z]))")
+_UNEQUAL = re.compile(r"\\not\s*=|\\ne(?![A-Za-z])|(?<![0-9)!])!=|(?<=[0-9)])\s+!=|(?<=\))!=(?=\s*0)")
+"""Also as programs write it; ``5!=120`` is a factorial."""
+_APPROXIMATELY = re.compile(r"\\(?:approxeq|simeq|thickapprox|doteq)(?![A-Za-z])")
+_ABOUT = re.compile(r"^(?:approximately|approx\.?|about|roughly|around)\s+(?=[-+0-9.\\(])", re.IGNORECASE)
 _SPACES = re.compile(r"(?<!\\)\\[,;: ]|\\quad|\\qquad|~")
 _NAMES = "arcsin|arccos|arctan|sinh|cosh|tanh|sin|cos|tan|cot|sec|csc|log|ln|exp|pi|infty|infinity"
 _BARE_NAME = re.compile(rf"(?<![A-Za-z\\])({_NAMES})(?![A-Za-z])")
@@ -69,10 +91,15 @@ _WORDS = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{3,}")
 _DIGITS = re.compile(f"[0-9]{{{MAX_DIGITS + 1},}}")
 _BIG_OPERATORS = re.compile(r"\\(?:sum|prod|int|iint|oint|lim|limsup|liminf|frac\s*\{\s*d\s*\})(?![A-Za-z])")
 _FUNCTION = re.compile(rf"\\(?:{_NAMES})(?![A-Za-z])")
+_LOGARITHM = re.compile(r"\\(?:log|ln|lg)(?![A-Za-z])\s*(?:[_^]\s*(?:\{[^{}]*\}|.)\s*)*")
+_SEPARATE = re.compile(r"[-+,;=]|\\(?:pm|mp)")
+_DIGITS_AND_SLASHES = re.compile(r"[0-9./\s]+")
+_ROUNDING = re.compile(r"\\[lr](?:floor|ceil)(?![A-Za-z])")
 _NESTED_EXP = re.compile(r"\\exp\b.*(?:\\exp\b|\^)|\^\s*\{[^{}]*\\exp\b", re.DOTALL)
 _SIGNS = re.compile(r"(?:[-+]\s*){4}")
 _FACTORIAL = re.compile(r"([0-9]+|[A-Za-z]|.|^)\s*!")
 _BINOMIAL = re.compile(r"\\[dt]?binom\s*\{([^{}]*)\}|\\choose")
+_CLOSING = {"{": "}", "(": ")", "[": "]"}
 _EXPONENT = re.compile(r"\^\s*(?=(\{)|.)")
 
 
@@ -82,7 +109,10 @@ def canonical(text: str) -> str:
     text = "".join(_glyph(char) for char in ascii_forms(text)) if not text.isascii() else text
     text = _SUPERSCRIPT.sub(lambda match: "^{" + "".join(map(_SUPERSCRIPTS.__getitem__, match.group())) + "}", text)
     text = _ROOT.sub(lambda match: rf"\sqrt{{{match[1] or match[2]}}}", text)
-    text = text.replace(r"\lbrace", r"\{").replace(r"\rbrace", r"\}").replace("{,}", ",").replace(r"\!", "")
+    text = text.replace(r"\lbrace", r"\{").replace(r"\rbrace", r"\}").replace("{,}", ",")
+    text = _BARS.sub("|", _NORM.sub(r"|\\vec{\1}|", _THIN.sub(",", text))).replace(r"\!", "")
+    text = _APPROXIMATELY.sub(r"\\approx ", _UNEQUAL.sub(r"\\neq ", text))
+    text = _JOINING.sub(r" \1 ", text).replace(r"\bmod", r"\mod")
     text = _LEADING_DOT.sub("0.", unwrap_tex(_DROPPED.sub("", text)))
     text = _SPACES.sub(" ", text).replace("**", "^").replace("*", r"\cdot ")
     text = re.sub(r"\\[dtc]frac(?![A-Za-z])", r"\\frac", text)
@@ -94,7 +124,7 @@ def canonical(text: str) -> str:
     text = re.sub(r"\\varnothing(?![A-Za-z])", r"\\emptyset", text).replace(r"\infinity", r"\infty")
     if _IN_TRIGONOMETRY.search(text):
         text = _DEGREES.sub(r"{\\frac{\1\\pi}{180}}", text)
-    text = _MEMBER.sub("", _LEAD.sub("", " ".join(text.split())))
+    text = _MEMBER.sub("", _ABOUT.sub("", _LEAD.sub("", " ".join(text.split()))))
     return _braced_set(text.strip(" .;:") if not text.endswith("...") else text)
 
 
@@ -134,6 +164,14 @@ def too_large(text: str) -> bool:
         return True
     if _SIGNS.search(text) or _NESTED_EXP.search(text) or len(_FUNCTION.findall(text)) > MAX_FUNCTIONS:
         return True
+    if (
+        text.count("|") > MAX_BARS
+        or len(_ROUNDING.findall(text)) > 2 * MAX_ROUNDINGS
+        or _nested_logs(text) > MAX_NESTED_LOGS
+    ):
+        return True
+    if any(run.count("/") > MAX_SLASHES for run in _DIGITS_AND_SLASHES.findall(text)):
+        return True
     if any(
         not number.isalpha() and not (number.isdigit() and int(number) <= MAX_FACTORIAL)
         for number in _FACTORIAL.findall(text)
@@ -144,6 +182,22 @@ def too_large(text: str) -> bool:
     ):
         return True
     return any(_large_power(text, match.end()) for match in _EXPONENT.finditer(text))
+
+
+def _nested_logs(text: str) -> int:
+    """How many logarithms lie within one another at most; without brackets one reaches to the next sign."""
+    ends: list[int] = []
+    deepest = 0
+    for found in _LOGARITHM.finditer(text):
+        start = found.end()
+        if text[start : start + 1] in ("(", "{", "["):
+            end = start + len(_group(text, start))
+        else:
+            stop = _SEPARATE.search(text, start + 1)
+            end = stop.start() if stop else len(text)
+        ends = [*(other for other in ends if other > found.start()), end]
+        deepest = max(deepest, len(ends))
+    return deepest
 
 
 def has_big_operator(text: str) -> bool:
@@ -184,12 +238,12 @@ def _has_symbol(text: str) -> bool:
 
 
 def _group(text: str, start: int) -> str:
-    """The braced group that starts here, or the single character."""
-    if start >= len(text) or text[start] != "{":
+    """The group in brackets that starts here, or the single character."""
+    if start >= len(text) or text[start] not in _CLOSING:
         return text[start : start + 1]
-    depth = 0
+    depth, opening, closing = 0, text[start], _CLOSING[text[start]]
     for position in range(start, len(text)):
-        depth += (text[position] == "{") - (text[position] == "}")
+        depth += (text[position] == opening) - (text[position] == closing)
         if depth == 0:
             return text[start : position + 1]
     return text[start:]

@@ -51,8 +51,8 @@ def number(answer_text: str, answer: Any, *, tolerance: float = 0.0, relative: f
     Raises ``RewardError`` when the gold is no number.
     """
     golds = (
-        [_gold(answer)] if type(answer) is str else [_gold(gold) for gold in golds_of(answer)]
-    )  # text is the usual case
+        [_gold(answer)] if type(answer) is str and answer.isdigit() else list(map(_gold, golds_of(answer, short=True)))
+    )
     value = read_number(answer_text) if answer_text else None
     if value is None:
         return 0.0

@@ -10,6 +10,7 @@ from numbers import Real
 from typing import Any
 
 from rlvlm.errors import RewardError
+from rlvlm.rewards.extract import extract
 
 _TABLE: dict[int, int | str | None] = {
     code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)
@@ -25,6 +26,7 @@ _WRAPPER = re.compile(
 )
 _TEX_SPACE = re.compile(r"\\[,;:! ]|\\quad|\\qquad|~")
 _MATH_MARKS = re.compile(r"\$|\\\(|\\\)|\\\[|\\\]")
+_MARKED = re.compile(r"<answer>.*</answer>|\$*\s*\\f?boxed\s*\{.*\}\s*\$*\.?", re.DOTALL)
 _MARKDOWN = re.compile(r"\*\*|__|`")
 
 
@@ -58,8 +60,13 @@ def folded(text: str) -> str:
     return " ".join(unicodedata.normalize("NFC", text).casefold().split())
 
 
-def golds_of(answer: Any) -> list[str]:
+def golds_of(answer: Any, *, short: bool = False) -> list[str]:
     """The gold answers of a record as text: one, or a list of which any is right; ``None``, NaN and blanks in it are none.
+
+    Answer tags, or a box, around all of a gold are taken off.
+
+    Args:
+        short: the rule compares short answers, so of a worked solution what it marks as its answer is read.
 
     Raises ``RewardError`` when nothing is left.
     """
@@ -69,12 +76,26 @@ def golds_of(answer: Any) -> list[str]:
         golds = [str(gold) for gold in answer if not _is_missing(gold)]
     else:
         golds = [] if _is_missing(answer) else [str(answer)]
+    golds = [_unmarked(gold, short) for gold in golds]
     golds = [gold for gold in golds if ascii_forms(gold).strip()]
     if not golds:
         raise RewardError(
             f"the record's gold answer is empty ({answer!r}); give every record an answer, or filter it out."
         )
     return golds
+
+
+def _unmarked(gold: str, short: bool) -> str:
+    """A gold without its marks: ``<answer> 3 </answer>`` and ``\\boxed{3}`` are 3."""
+    if "</answer>" not in gold and "boxed{" not in gold:
+        return gold
+    found = extract(gold, unmarked="none")
+    whole = _MARKED.fullmatch(found.visible.strip()) is not None
+    if found.n_candidates == 1 and (whole or short):
+        return found.answer
+    if short and found.candidates:
+        return ", ".join(found.candidates)  # "6 and 8", each in a box of its own
+    return "" if whole and not found.candidates and not found.unfinished else gold
 
 
 def _is_missing(gold: Any) -> bool:

@@ -17,6 +17,7 @@ _TABLE = {
     "energy": {"mJ": "0.001", "J": "1", "kJ": "1000", "MJ": "1000000"},
     "frequency": {"mHz": "0.001", "Hz": "1", "kHz": "1000", "MHz": "1000000", "GHz": "1000000000"},
     "speed": {"knot": "1"},
+    "any": {"unit": "1"},
     "force": {"mN": "0.001", "N": "1", "kN": "1000", "MN": "1000000"},
 }  # fmt: skip
 _SPELLINGS = {
@@ -31,11 +32,12 @@ _BY_LOWER: dict[str, set[str]] = {}
 for _word, _unit in (*((unit, unit) for unit in _UNIT), *_SPELLINGS.items()):
     _BY_LOWER.setdefault(_word.lower(), set()).add(_unit)
 _WORD = r"[A-Za-z]+"
+_EXPONENT = r"(?:\s*\^\{[23]\}|[23](?![0-9])|\s+(?:squared|cubed))?"
 _TAIL = re.compile(
-    rf"^(?P<value>.*?[0-9)}}].*?|.*?[0-9)}}])\s*(?P<unit>(?:(?:square|cubic|sq\.?|cu\.?)\s+)?{_WORD}(?:\s*\^\{{[23]\}})?"
-    rf"(?:\s*/\s*{_WORD}(?:\s*\^\{{[23]\}})?|\s+per\s+{_WORD})?)$"
+    rf"^(?P<value>.*?[0-9)}}].*?|.*?[0-9)}}])\s*(?P<unit>(?:(?:square|cubic|sq\.?|cu\.?)\s+)?{_WORD}{_EXPONENT}"
+    rf"(?:\s*/\s*{_WORD}{_EXPONENT}|\s+per\s+{_WORD})?)$"
 )
-_ONE = re.compile(rf"(?:(square|sq\.?|cubic|cu\.?)\s+)?({_WORD})(?:\s*\^\{{([23])\}})?")
+_ONE = re.compile(rf"(?:(square|sq\.?|cubic|cu\.?)\s+)?({_WORD})(?:\s*\^\{{([23])\}}|([23])|\s+(squared|cubed))?")
 
 Unit = tuple[tuple[tuple[str, int], ...], Fraction]
 """Kinds with their powers, and the worth in the kinds' first units."""
@@ -69,11 +71,20 @@ def read_unit(text: str) -> Unit | None:
         name = _name(match[2]) if match else None
         if match is None or name is None:
             return None
-        power = int(match[3] or 1) if not match[1] else (2 if match[1].startswith("sq") else 3)
+        word = match[1] or match[5] or ""
+        power = int(match[3] or match[4] or 1) if not word else (2 if word.startswith("sq") else 3)
         kind, one = _UNIT[name]
         kinds[kind] = kinds.get(kind, 0) + sign * power
         worth *= one ** (sign * power)
     return tuple(sorted(kinds.items())), worth
+
+
+def same_kind(first: Unit, second: Unit) -> bool:
+    """Whether two units measure the same; "square units" stand for those of any area, and so on."""
+    if first[0] == second[0]:
+        return True
+    powers = [sorted(power for _, power in unit[0]) for unit in (first, second)]
+    return powers[0] == powers[1] and any(dict(unit[0]).keys() == {"any"} for unit in (first, second))
 
 
 def _name(word: str) -> str | None:
