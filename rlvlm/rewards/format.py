@@ -11,6 +11,7 @@ from rlvlm.rewards.options import share
 from rlvlm.rewards.rule import register_reward
 
 _ANSWER_TAG = re.compile(r"</?answer>")
+_ONLY_BOX = re.compile(r"\\f?boxed\s*\{.*\}", re.DOTALL)
 _CACHED_CHARS = 2048
 
 
@@ -30,6 +31,7 @@ def format_rule(
     style: Literal["boxed", "answer"] = "boxed",
     think: bool = True,
     max_share: float = 0.2,
+    whole_text: bool = False,
 ) -> float | dict[str, Any]:
     """1 when the form is kept, else 0, with the reason in the detail.
 
@@ -40,15 +42,18 @@ def format_rule(
         style: ``boxed`` or ``answer``, what the prompt template asks for.
         think: whether the template asks for a think block; ``False`` allows none, and ``max_share`` is not looked at.
         max_share: largest share of the response that may be answer.
+        whole_text: whether the tags make up the whole completion, as R1-V, EasyR1 and VLM-R1 match it: nothing stands before the
+            think block, only white space between it and the one ``<answer>``, and nothing after that. With boxes,
+            other text may follow the think block; without thinking the box is all. These libraries set no ``max_share``, which is 1.
 
     Source: the format reward on the LLaVA-OneVision-1.5-RL page.
     """
     judge = _fault_cached if len(completion) <= _CACHED_CHARS else _fault
-    fault = judge(completion, think_prefilled, style, think, max_share)
+    fault = judge(completion, think_prefilled, style, think, max_share, whole_text)
     return {"score": 0.0, "detail": {"fault": fault}} if fault else 1.0
 
 
-def _fault(completion: str, prefilled: bool, style: str, think: bool, max_share: float) -> str:
+def _fault(completion: str, prefilled: bool, style: str, think: bool, max_share: float, whole_text: bool) -> str:
     """The first way in which the form is broken; ``""`` when it is kept."""
     found = extract(completion, think_prefilled=prefilled)
     if found.think_open or found.think_nested:
@@ -61,9 +66,24 @@ def _fault(completion: str, prefilled: bool, style: str, think: bool, max_share:
         return f"an {style} mark is not closed" if style == "answer" else "a box is not closed"
     if not any(span.strip() for span in spans):
         return "no answer block after thinking" if style == "answer" else "no box after thinking"
+    if whole_text and (fault := _outside(completion, rest, prefilled, style, think, len(spans))):
+        return fault
     if think and _dense_length(spans) > max_share * _dense_length([completion]):
         return f"more than {max_share:.0%} of the response is answer"
     return ""
+
+
+def _outside(completion: str, rest: str, prefilled: bool, style: str, think: bool, answers: int) -> str:
+    """What stands outside the tags; ``""`` when nothing does."""
+    if think and not prefilled and not completion.startswith("<think>"):
+        return "text stands before the think block"
+    if style == "boxed":
+        return "" if think or _ONLY_BOX.fullmatch(rest) else "text stands around the box"
+    if answers != 1:
+        return f"{answers} answer blocks, expected 1"
+    if not (rest.lstrip() if think else rest).startswith("<answer>"):
+        return "text stands before the answer block"
+    return "" if rest.endswith("</answer>") else "text stands after the answer block"
 
 
 _fault_cached = lru_cache(maxsize=4096)(_fault)

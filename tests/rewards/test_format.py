@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from rlvlm.rewards import score, score_detail
@@ -41,3 +43,54 @@ def test_the_share_can_be_set_and_the_reason_is_told() -> None:
     text = "<think>It is five.</think>\\boxed{five}"
     assert score("format", text, max_share=0.5) == 1.0
     assert "more than 10% of the response is answer" in score_detail("format", text, max_share=0.1)["detail"]["fault"]
+
+
+PEERS = {
+    "answer": re.compile(r"<think>.*?</think>\s*<answer>.*?</answer>", re.DOTALL),  # R1-V, VLM-R1, EasyR1's r1v
+    "boxed": re.compile(r"<think>.*</think>.*\\boxed\{.*\}.*", re.DOTALL),  # EasyR1's math
+}
+"""What these libraries match with the whole completion."""
+
+
+@pytest.mark.parametrize("style", ["answer", "boxed"])
+@pytest.mark.parametrize("before", ["", " ", "\n", "Sure. ", "<answer>4</answer>"])
+@pytest.mark.parametrize("between", ["", "\n", " \n ", "So: "])
+@pytest.mark.parametrize("after", ["", "\n", " ", ".", " That is all.", "<answer>6</answer>"])
+def test_the_whole_text_is_matched_as_other_libraries_do(style: str, before: str, between: str, after: str) -> None:
+    if style == "boxed" and "answer" in before + after:
+        return  # their pattern does not look at answer tags
+    marked = "<answer>5</answer>" if style == "answer" else "\\boxed{5}"
+    text = f"{before}{THOUGHT}{between}{marked}{after}"
+    matched = PEERS[style].fullmatch(text) is not None and text.count("<answer>") <= 1
+    assert score("format", text, style=style, whole_text=True, max_share=1.0) == float(matched)
+
+
+def test_text_around_the_tags_costs_nothing_unless_the_whole_text_is_asked_for() -> None:
+    text = f"Sure.\n{THOUGHT}\nSo: <answer>5</answer> That is all."
+    assert score("format", text, style="answer") == 1.0
+    told = score_detail("format", text, style="answer", whole_text=True)
+    assert (told["score"], told["detail"]["fault"]) == (0.0, "text stands before the think block")
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "kept"),
+    [
+        ("It is five.</think><answer>5</answer>", {"think_prefilled": True}, True),
+        ("<think>It is five.</think><answer>5</answer>", {"think_prefilled": True}, True),
+        ("It is five.</think> So <answer>5</answer>", {"think_prefilled": True}, False),
+        ("<answer>5</answer>", {"think": False}, True),
+        ("So <answer>5</answer>", {"think": False}, False),
+        ("<answer>5</answer>.", {"think": False}, False),
+        ("<answer>5</answer> or <answer>6</answer>", {"think": False}, False),
+    ],
+)
+def test_the_whole_text_may_start_in_the_prompt_or_lack_thinking(
+    text: str, options: dict[str, bool], kept: bool
+) -> None:
+    assert score("format", text, style="answer", whole_text=True, max_share=1.0, **options) == float(kept)
+
+
+def test_without_thinking_the_box_is_the_whole_text() -> None:
+    for text, kept in (("\\boxed{5}", 1.0), ("So \\boxed{5}", 0.0), ("\\boxed{5}.", 0.0)):
+        assert score("format", text, think=False, whole_text=True) == kept
+        assert score("format", text, think=False) == 1.0
