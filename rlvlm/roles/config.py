@@ -42,6 +42,8 @@ class RolloutConfig:
         max_new_tokens: length limit of an answer.
         stop: strings that end an answer.
         stop_ids: token ids that end an answer beside the tokenizer's end of text.
+        skip_special_tokens: leave special tokens out of the text that rewards and logs are given; ``false`` keeps them
+            (all but the one that ends the answer), for models that write boxes as ``<|box_start|>(1,2),(3,4)<|box_end|>``.
     """
 
     n: int = 8
@@ -51,3 +53,4 @@ class RolloutConfig:
     max_new_tokens: int = 1024
     stop: list[str] = field(default_factory=list)
     stop_ids: list[int] = field(default_factory=list)
+    skip_special_tokens: bool = True

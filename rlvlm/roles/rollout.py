@@ -54,4 +54,5 @@ def sampling_params(config: RolloutConfig, seed: int) -> SamplingParams:
         stop=tuple(config.stop),
         stop_ids=tuple(config.stop_ids),
         seed=seed,
+        skip_special_tokens=config.skip_special_tokens,
     )

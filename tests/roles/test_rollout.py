@@ -52,3 +52,15 @@ def test_versions_follow_the_weights():
     rollout.update_weights(policy.named_weights(), version=7)
     batch = rollout.generate(tiny.prompts(policy, [[]]), step=0)
     assert (batch["versions"][batch["loss_mask"]] == 7).all()
+
+
+def test_special_tokens_stay_in_the_text_where_the_setting_says_so():
+    rollout, policy = made(skip_special_tokens=False)
+    batch = rollout.generate(tiny.prompts(policy, [[(20, 20)], []]), step=0)
+    tokenizer = policy.tokenizer
+    for row, text in enumerate(batch.objects["completions"]):
+        ids = batch["input_ids"][row][batch["loss_mask"][row]].tolist()
+        ended = ids[-1] == tokenizer.eos_token_id
+        assert text == tokenizer.decode(ids[:-1] if ended else ids, skip_special_tokens=False)
+    plain = made()[0].generate(tiny.prompts(policy, [[(20, 20)], []]), step=0)
+    assert torch.equal(plain["input_ids"], batch["input_ids"])

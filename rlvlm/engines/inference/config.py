@@ -29,6 +29,8 @@ class SamplingParams:
         greedy: takes the most likely id at every token, whatever the temperature.
         ignore_eos: goes on past the model's own end ids, so that every sample has ``max_new_tokens`` (benchmarks).
         seed: first part of the key of the sampling noise.
+        skip_special_tokens: leaves special tokens out of the samples' text; where they stay, only the end token that ends a
+            sample is left out.
 
     Raises ``SettingsError`` with a sentence for each value outside its range.
     """
@@ -43,6 +45,7 @@ class SamplingParams:
     greedy: bool = False
     ignore_eos: bool = False
     seed: int = 0
+    skip_special_tokens: bool = True
 
     def __post_init__(self) -> None:
         problems = [

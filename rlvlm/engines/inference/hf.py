@@ -94,6 +94,7 @@ class HfEngine:
                 version=self._version,
                 step=step,
                 tokenizer=self._policy.tokenizer,
+                end_ids=end_ids(self._policy),
             )
 
     async def generate_async(self, prompts: Batch, params: SamplingParams, step: int) -> Batch:

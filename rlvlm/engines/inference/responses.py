@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,9 +55,19 @@ def check_prompts(prompts: Batch) -> list[int]:
 
 
 def to_batch(
-    prompts: Batch, responses: Responses, params: SamplingParams, *, version: int, step: int, tokenizer: Any
+    prompts: Batch,
+    responses: Responses,
+    params: SamplingParams,
+    *,
+    version: int,
+    step: int,
+    tokenizer: Any,
+    end_ids: Collection[int] = (),
 ) -> Batch:
     """Rows of [expanded prompt | response] for the ``params.n`` responses of each row of ``prompts``.
+
+    Args:
+        end_ids: the model's own end ids; one that ends a response is no part of its text.
 
     Raises ``EngineError`` for a log-prob that is not finite: the policy's logits were not.
     """
@@ -81,6 +92,9 @@ def to_batch(
     input_ids[in_prompt] = torch.cat(heads)  # masks pick row by row, in the order of the parts
     input_ids[loss_mask] = ids[drawn]
     texts = [row[:length] for row, length in zip(ids.tolist(), lengths.flatten().tolist(), strict=True)]
+    if not params.skip_special_tokens:
+        ends = {*end_ids, getattr(tokenizer, "eos_token_id", None)}
+        texts = [row[:-1] if row[-1] in ends else row for row in texts]
     size = (len(rows),)
     return (
         rows.with_(
@@ -93,18 +107,18 @@ def to_batch(
             truncated=responses.truncated.to(device, copy=True),  # not a tensor of inference mode, like all here
             temperature=torch.full(size, params.logp_temperature, device=device),
         )
-        .with_objects(completions=decode_texts(tokenizer, texts))
+        .with_objects(completions=decode_texts(tokenizer, texts, skip_special_tokens=params.skip_special_tokens))
         .with_meta(step=step)
     )
 
 
-def decode_texts(tokenizer: Any, rows: list[list[int]]) -> list[str]:
-    """The text of each row of ids without special tokens; what ``tokenizer.batch_decode`` gives.
+def decode_texts(tokenizer: Any, rows: list[list[int]], *, skip_special_tokens: bool = True) -> list[str]:
+    """The text of each row of ids, without special tokens or with them; what ``tokenizer.batch_decode`` gives.
 
     A fast tokenizer's core is asked directly where nothing is left to do to its text: its wrapper takes ten times as
     long over short rows.
     """
     core = getattr(tokenizer, "backend_tokenizer", None)
     if core is None or tokenizer.clean_up_tokenization_spaces:
-        return tokenizer.batch_decode(rows, skip_special_tokens=True)
-    return [core.decode(row, skip_special_tokens=True) for row in rows]
+        return tokenizer.batch_decode(rows, skip_special_tokens=skip_special_tokens)
+    return [core.decode(row, skip_special_tokens=skip_special_tokens) for row in rows]

@@ -58,6 +58,34 @@ def test_special_tokens_are_ids_of_the_row_and_no_part_of_its_text(tokenizer):
     assert [len(text) for text in out.objects["completions"]] == [2, 1, 3, 1]
 
 
+def test_grounding_tokens_stay_in_the_text_where_asked_for(tokenizer):
+    """Boxes of special tokens reach the rules; the token that ends the answer, and only that, is no part of its text."""
+    start, end, eos = (
+        tokenizer.convert_tokens_to_ids(token) for token in ("<|vision_start|>", "<|vision_end|>", "<|im_end|>")
+    )
+    text = tokenizer("(1,2),(3,4)")["input_ids"]
+    written = [[start, *text, end, eos], [start, *text, end]]
+    ids = torch.zeros(2, len(written[0]), dtype=torch.long)
+    for row, tokens in enumerate(written):
+        ids[row, : len(tokens)] = torch.tensor(tokens)
+    lengths = torch.tensor([len(tokens) for tokens in written])
+    drawn = Responses(ids, torch.zeros(ids.shape), lengths, torch.tensor([False, True]))
+    for skipped, wanted in ((True, "(1,2),(3,4)"), (False, "<|vision_start|>(1,2),(3,4)<|vision_end|>")):
+        params = SamplingParams(n=2, skip_special_tokens=skipped)
+        out = to_batch(prompt_batch(3), drawn, params, version=0, step=0, tokenizer=tokenizer, end_ids={eos})
+        assert out.objects["completions"] == [wanted, wanted]
+
+
+def test_an_end_token_of_the_model_alone_is_no_part_of_the_text(tokenizer):
+    """As where the generation config ends at another token than the tokenizer."""
+    last = tokenizer.convert_tokens_to_ids("<|vision_end|>")
+    drawn = Responses(torch.tensor([[65, last]]), torch.zeros(1, 2), torch.tensor([2]), torch.tensor([False]))
+    params = SamplingParams(n=1, skip_special_tokens=False)
+    for ends, extra in (({last}, ""), ((), "<|vision_end|>")):
+        out = to_batch(prompt_batch(3), drawn, params, version=0, step=0, tokenizer=tokenizer, end_ids=ends)
+        assert out.objects["completions"] == [tokenizer.decode([65]) + extra]
+
+
 def test_columns_and_meta_of_the_prompt_batch_go_along(tokenizer):
     asked = prompt_batch(3, 1).with_objects(source=["a", "b"]).with_meta(epoch=3)
     out = to_batch(asked, drawn(), SamplingParams(n=2), version=0, step=0, tokenizer=tokenizer)
