@@ -50,6 +50,10 @@ class DataError(RlvlmError, ValueError):
     """A record, a picture or a prompt is not usable as it is."""
 
 
+class StorageError(RlvlmError):
+    """The run directory can't be written: its disk is full, or writing is not allowed."""
+
+
 class RewardError(RlvlmError, RuntimeError):
     """A reward failed, timed out or gave something that is not a finite number."""
 

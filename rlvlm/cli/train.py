@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import dataclasses
 import logging
+import re
 import shlex
 import signal
 import sys
@@ -19,6 +20,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 import rlvlm
 from rlvlm.conf.check import check_recipe
@@ -27,9 +29,8 @@ from rlvlm.conf.problems import RecipeError
 from rlvlm.conf.recipes import find_recipe, recipe_names, to_recipe
 from rlvlm.conf.schema import Recipe
 from rlvlm.conf.stages import resolve_stages
-from rlvlm.errors import ConfigError, RlvlmError, nearest
-from rlvlm.tracking.report import write_report
-from rlvlm.tracking.rundir import RunDir, read_summary, write_atomically, write_json
+from rlvlm.errors import ConfigError, RlvlmError, StorageError, nearest
+from rlvlm.tracking.rundir import RunDir
 
 INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
 
@@ -44,14 +45,38 @@ def main(argv: Sequence[str]) -> int:
     name, loader = find_recipe(options.recipe)
     if options.config_dir is not None:
         name, loader = _with_folder(options.recipe, Path(options.config_dir))
+    run = run_to_resume(options)
+    if run is not None:
+        options.overrides.append("hydra.run.dir='{}'".format(str(run.path).replace("'", "\\'")))
     show_log()
     hydra = Hydra(task_name=name, config_loader=loader)
     GlobalHydra.instance().initialize(hydra)
     try:
         with ending_on_sigterm():
-            return dispatch(hydra, name, options, parser)
+            return dispatch(hydra, name, options, parser, name if run is None else recipe_of(run))
     finally:
         GlobalHydra.instance().clear()
+
+
+def run_to_resume(options: argparse.Namespace) -> RunDir | None:
+    """The run whose own ``config.yaml`` is given, which goes on in its directory; none where another directory is named."""
+    elsewhere = [
+        word
+        for word in options.overrides
+        if word.startswith(("run.dir=", "run.name=", "hydra.run.dir=", "hydra.sweep."))
+    ]
+    if elsewhere or options.multirun or not options.recipe.endswith(".yaml"):
+        return None
+    return RunDir.of_config(Path(options.recipe).expanduser())
+
+
+def recipe_of(run: RunDir) -> str:
+    """The name of the recipe that a run was started with."""
+    with contextlib.suppress(OSError):
+        found = re.match(r"# rlvlm train (\S+)", run.config.read_text(encoding="utf-8"))
+        if found is not None:
+            return Path(found[1]).stem
+    return run.path.name
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -133,7 +158,29 @@ def ending_on_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def dispatch(hydra: Hydra, name: str, options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+@dataclasses.dataclass
+class Jobs:
+    """What became of the jobs of one command: one, or a sweep's."""
+
+    failures: list[str] = dataclasses.field(default_factory=list)
+    running: bool = False
+
+    @contextlib.contextmanager
+    def making_directories(self) -> Iterator[None]:
+        """Gives one sentence where a run's directory can't be made, which hydra does before a job runs."""
+        try:
+            yield
+        except (OSError, OmegaConfBaseException) as error:
+            cause = error if isinstance(error, OSError) else error.__cause__
+            if self.running or not isinstance(cause, OSError):
+                raise
+            reason = (cause.strerror or str(cause)).lower()
+            raise StorageError(
+                f"the run directory '{cause.filename}' can't be made ({reason}); choose another folder with run.dir."
+            ) from error
+
+
+def dispatch(hydra: Hydra, name: str, options: argparse.Namespace, parser: argparse.ArgumentParser, recipe: str) -> int:
     """Shows the config, or runs the recipe once or many times; returns the exit code."""
     overrides = list(options.overrides)
     if options.help:
@@ -143,19 +190,21 @@ def dispatch(hydra: Hydra, name: str, options: argparse.Namespace, parser: argpa
     elif options.info is not None:
         hydra.show_info(options.info, config_name=name, overrides=overrides)
     else:
-        failures: list[str] = []
-        task = make_task(name, failures)
-        if options.multirun:
-            hydra.multirun(name, task, [*overrides, "hydra.mode=MULTIRUN"])
-        else:
+        jobs = Jobs()
+        task = make_task(recipe, jobs)
+        if not options.multirun:
             config = hydra.config_loader.load_configuration(name, overrides, RunMode.RUN)
             refuse_problems(to_recipe(config))  # before hydra makes the run directory
-            hydra.run(name, task, overrides)
-        return 1 if failures else 0
+        with jobs.making_directories():
+            if options.multirun:
+                hydra.multirun(name, task, [*overrides, "hydra.mode=MULTIRUN"])
+            else:
+                hydra.run(name, task, overrides)
+        return 1 if jobs.failures else 0
     return 0
 
 
-def make_task(name: str, failures: list[str]) -> Callable[[DictConfig], float | None]:
+def make_task(name: str, jobs: Jobs) -> Callable[[DictConfig], float | None]:
     """The function that hydra calls with the composed config of each job; it returns what a sweeper may maximise."""
 
     def task(config: DictConfig) -> float | None:
@@ -164,19 +213,20 @@ def make_task(name: str, failures: list[str]) -> Callable[[DictConfig], float | 
         if job.mode == RunMode.MULTIRUN:
             print(f"job {job.job.num}: {shlex.join(job.overrides.task)}")
         print(f"run directory: {run_dir}", file=sys.stderr)
+        jobs.running = True
         try:
             recipe = to_recipe(config)
             refuse_problems(recipe)
             summary = run_recipe(name, recipe, run_dir, list(job.overrides.task))
         except RlvlmError as error:
             print(f"rlvlm train: {error}", file=sys.stderr)
-            failures.append(str(error))
-            mark_stopped(run_dir, str(error))
+            jobs.failures.append(str(error))
             return None
-        except BaseException as error:  # an interrupt, a scheduler's signal, or a fault that deserves its traceback
-            plain = {KeyboardInterrupt: "interrupted", SystemExit: "terminated"}
-            mark_stopped(run_dir, plain.get(type(error), f"{type(error).__name__}: {error}"))
+        except (KeyboardInterrupt, SystemExit):
+            print(how_to_resume(run_dir), file=sys.stderr)
             raise
+        finally:
+            jobs.running = False
         print(closing_lines(summary, run_dir))
         after = summary.get("accuracy_after")
         return None if after is None else float(after)
@@ -185,14 +235,23 @@ def make_task(name: str, failures: list[str]) -> Callable[[DictConfig], float | 
 
 
 def run_recipe(name: str, recipe: Recipe, run_dir: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """Writes ``config.yaml``, which is itself a recipe that repeats the run, and trains; returns the summary."""
+    """Trains, and leaves a ``config.yaml`` with which the run goes on, or another repeats it; returns the summary."""
     from rlvlm.pipelines.run import train
 
     tree = dataclasses.asdict(recipe)
-    run = RunDir.create(run_dir)
     command = shlex.join(["rlvlm", "train", name, *overrides])
-    write_atomically(run.config, f"# {command}   (rlvlm {rlvlm.__version__})\n{OmegaConf.to_yaml(tree)}")
-    return train(resolve_stages(recipe), run.path, recipe=name, config=tree)
+    text = f"# {command}   (rlvlm {rlvlm.__version__})\n{OmegaConf.to_yaml(resuming(tree))}"
+    return train(resolve_stages(recipe), run_dir, recipe=name, config=tree, config_text=text)
+
+
+def resuming(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """A recipe's tree without ``resume: never``: the file that a run leaves goes on with it, and does not begin it anew."""
+    again = {**tree, "run": {**tree["run"], "resume": "auto"}}
+    again["stages"] = [
+        {**stage, "run": {**stage["run"], "resume": "auto"}} if "resume" in stage.get("run", {}) else stage
+        for stage in tree["stages"]
+    ]
+    return again
 
 
 def refuse_problems(recipe: Recipe) -> None:
@@ -202,25 +261,47 @@ def refuse_problems(recipe: Recipe) -> None:
         raise RecipeError(problems)
 
 
-def mark_stopped(run_dir: Path, reason: str) -> None:
-    """Says in ``summary.json`` and in the report why a run ended early."""
+def how_to_resume(run_dir: Path) -> str:
+    """The command that goes on with a run, where there is anything to go on with."""
     run = RunDir(run_dir)
-    summary = read_summary(run)
-    if summary or run.metrics.exists():
-        write_json(run.summary, {**summary, "status": f"stopped: {reason}"})
-        write_report(run)
+    if not run.config.exists():
+        return "the run was ended before it began."
+    return f"go on with: {shlex.join(['rlvlm', 'train', shown(run.config)])}"
 
 
 def closing_lines(summary: Mapping[str, Any], run_dir: Path) -> str:
-    """What a person wants to know at the end: the accuracies before and after, and where the report is."""
+    """What a person wants to know at the end: the accuracies before and after, and where model and report are."""
     lines = []
-    for label, key in (("sampled accuracy", "accuracy"), ("greedy accuracy", "greedy")):
-        before, after = summary.get(f"{key}_before"), summary.get(f"{key}_after")
-        if after is not None:
-            lines.append(f"{label}: {before:.1%} → {after:.1%}" if before is not None else f"{label}: {after:.1%}")
+    if summary.get("already_finished"):
+        lines.append(
+            f"this run is finished already, with {summary.get('steps', 0)} steps: nothing was done; a larger run.steps makes it "
+            "longer, run.resume=never begins it anew"
+        )
+    stages = {name: told for name, told in summary.get("details", {}).items() if "accuracy_after" in told}
+    for stage, told in stages.items():
+        of_stage = f"{stage}: " if len(stages) > 1 else ""
+        lines += [f"{of_stage}{line}" for line in _changes(told)]
+    run = RunDir(run_dir)
     return "\n".join(
-        [*lines, f"training took {summary.get('train_seconds', 0.0):.1f} s", f"report: {run_dir / 'report.html'}"]
+        [
+            *lines,
+            f"training took {summary.get('train_seconds', 0.0):.1f} s",
+            f"model: {shown(run.policy)}",
+            f"report: {shown(run.report)}",
+        ]
     )
+
+
+def shown(path: Path) -> str:
+    """A path as a command of this shell can take it: relative where it lies below the current folder."""
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
+
+
+def _changes(numbers: Mapping[str, Any]) -> Iterator[str]:
+    for label, key in (("sampled accuracy", "accuracy"), ("greedy accuracy", "greedy")):
+        before, after = numbers.get(f"{key}_before"), numbers.get(f"{key}_after")
+        if after is not None:
+            yield f"{label}: {before:.1%} → {after:.1%}" if before is not None else f"{label}: {after:.1%}"
 
 
 def _with_folder(recipe: str, folder: Path) -> tuple[str, RecipeLoader]:

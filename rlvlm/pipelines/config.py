@@ -13,6 +13,7 @@ from rlvlm.rewards.config import RewardConfig
 from rlvlm.roles.config import ActorConfig, RolloutConfig
 
 RESUME = ("auto", "never")
+KEEP_FINISHED = ("last", "all", "none")
 
 
 @dataclass
@@ -55,8 +56,10 @@ class RunConfig:
         eval_batch: prompts that are generated at once in an evaluation.
         accuracy_rule: reward rule whose mean is called accuracy; null takes the first rule.
         save_every: steps between checkpoints; 0 saves only at the end.
-        keep: checkpoints that are kept.
-        resume: ``auto`` goes on from the newest checkpoint of the run directory, ``never`` starts anew.
+        keep: newest checkpoints that stay while a stage runs.
+        keep_finished: which finished stages keep their newest checkpoint, without which a stage can't be made longer but is
+            redone: the ``last`` stage, ``all``, or ``none``. A checkpoint of all weights takes several times the model's size.
+        resume: ``auto`` goes on with what the run directory holds, ``never`` starts anew; also of one stage alone.
         seed: of weights, shuffling and sampling.
         threads: of torch on a CPU; null leaves it to ``OMP_NUM_THREADS``, which the command sets to the usable cores where it is unset.
         trackers: where metrics go, by name.
@@ -74,6 +77,7 @@ class RunConfig:
     accuracy_rule: str | None = None
     save_every: int = 0
     keep: int = 2
+    keep_finished: str = "last"
     resume: str = "auto"
     seed: int = 0
     threads: int | None = None
@@ -89,6 +93,7 @@ class RunConfig:
             at_least(1, "eval_batch", "keep", "threads"),
             finite("stop_at"),
             one_of(RESUME, "resume"),
+            one_of(KEEP_FINISHED, "keep_finished"),
         )
 
 

@@ -20,7 +20,7 @@ from rlvlm.pipelines.build import accuracy_rule, build_engine, build_rlvr, build
 from rlvlm.pipelines.checkpoint import Checkpoints
 from rlvlm.pipelines.config import Stage
 from rlvlm.pipelines.evaluate import Evaluation, evaluate
-from rlvlm.pipelines.loop import StageLoop, Stateful
+from rlvlm.pipelines.loop import Batches, StageLoop, Stateful
 from rlvlm.pipelines.prompts import PromptStream
 from rlvlm.pipelines.rlvr import train_rlvr
 from rlvlm.pipelines.sft import SFT, train_sft
@@ -48,11 +48,16 @@ register_pipeline = PIPELINES.register
 
 @dataclass
 class StageContext:
-    """What a stage is given of its run."""
+    """What a stage is given of its run.
+
+    Attributes:
+        origin: fingerprint of what the stage is made of, for its checkpoints.
+    """
 
     run: RunDir
     recorder: Recorder
     samples: SampleBook
+    origin: str = ""
 
 
 @dataclass
@@ -64,6 +69,7 @@ class StageResult:
         train_seconds: wall clock of the loop, its evaluations on the way included, those before and after not.
         numbers: measured before and after, such as ``accuracy_before``.
         details: what the log should say of how it ran.
+        made: tells this result from every other of the same stage.
     """
 
     steps: int = 0
@@ -71,6 +77,7 @@ class StageResult:
     seconds: dict[str, float] = field(default_factory=dict)
     numbers: dict[str, float] = field(default_factory=dict)
     details: dict[str, Any] = field(default_factory=dict)
+    made: str = ""
 
 
 class Examiner:
@@ -101,7 +108,7 @@ class Examiner:
             return {}
         sampled, greedy = self.sampled(self.stage.run.sample_rows), self.greedy()
         for rows in sampled.rows:
-            keep_answers(samples, moment, rows, self.policy, self.rule)
+            keep_answers(samples, moment, rows, self.policy, self.rule, self.stage.name)
         samples.write()
         numbers = {f"accuracy_{moment}": sampled.accuracy, f"greedy_{moment}": greedy.accuracy}
         return {**numbers, "eval_prompts": float(sampled.prompts)}
@@ -135,12 +142,13 @@ def rlvr(stage: Stage, policy: Policy, context: StageContext) -> StageResult:
         loop = _loop(stage, context, engine, parts, examiner)
         result = StageResult(details={"passes": parts.passes.reasons})
         before = context.run.stage(stage.name) / "before.json"
-        if not loop.resume(prompts) or not before.exists():
+        if not _resume(loop, prompts, stage) or not before.exists():
             write_json(before, examiner.before_and_after("before", context.samples))
         result.numbers.update(json.loads(before.read_text()))
         for name, reason in parts.passes.reasons.items():
             context.recorder.note(f"{name}: {reason}")
-        train_rlvr(parts, prompts, stage.run, loop)
+        with loop.saving_on_signals():
+            train_rlvr(parts, prompts, stage.run, loop)
         result.steps, result.train_seconds = loop.step, loop.train_seconds
         result.seconds = context.recorder.seconds
         loader.close()
@@ -164,10 +172,11 @@ def sft(stage: Stage, policy: Policy, context: StageContext) -> StageResult:
             examiner = Examiner(stage, policy, build_rollout(stage, policy, engine), reward)
         loop = _loop(stage, context, engine, parts, examiner)
         before = context.run.stage(stage.name) / "before.json"
-        if not loop.resume(loader) or not before.exists():
+        if not _resume(loop, loader, stage) or not before.exists():
             write_json(before, _held_out_loss(stage, policy, parts, "before"))
         result = StageResult(numbers=json.loads(before.read_text()))
-        train_sft(parts, loader, loop)
+        with loop.saving_on_signals():
+            train_sft(parts, loader, loop)
         result.steps, result.train_seconds = loop.step, loop.train_seconds
         result.seconds = context.recorder.seconds
         result.numbers.update(_held_out_loss(stage, policy, parts, "after"))
@@ -184,8 +193,8 @@ def _held_out_loss(stage: Stage, policy: Policy, parts: SFT, moment: str) -> dic
         return {f"held_out_loss_{moment}": parts.held_out_loss(_first(loader, stage.run.eval_prompts))}
 
 
-def keep_answers(samples: SampleBook, moment: str, rows: Batch, policy: Policy, rule: str) -> None:
-    """Writes each row's question, pictures and answer, with token probabilities, into the sample book."""
+def keep_answers(samples: SampleBook, moment: str, rows: Batch, policy: Policy, rule: str, stage: str) -> None:
+    """Writes each row's question, pictures and answer, with token probabilities, into the sample book, for its stage."""
     tokenizer = policy.tokenizer
     for row in range(len(rows)):
         prompt = rows.prompts[int(rows["group_ids"][row])]
@@ -196,7 +205,7 @@ def keep_answers(samples: SampleBook, moment: str, rows: Batch, policy: Policy, 
         pictures = [rows.media[span.media].image for span in prompt.spans]
         samples.add(
             moment,
-            prompt.uid,
+            f"{stage}/{prompt.uid}",
             str(prompt.record.get("problem", "")),
             str(prompt.record.get("answer", "")),
             [picture.decode() for picture in pictures if picture is not None],
@@ -213,10 +222,18 @@ def _loop(
     stage: Stage, context: StageContext, engine: TrainEngine, parts: Stateful, examiner: Examiner | None
 ) -> StageLoop:
     checkpoints = Checkpoints(checkpoint_folder(context.run, stage), stage.run.keep)
-    done = checkpoints.steps() if stage.run.resume == "auto" else []
-    context.recorder.begin(stage.name, total=stage.run.steps, start=done[-1] if done else 0)
     measure = examiner.metrics if examiner is not None and examiner.ready else None
-    return StageLoop(stage.run, engine, context.recorder, checkpoints, parts, measure)
+    return StageLoop(stage.run, engine, context.recorder, checkpoints, parts, measure, context.origin)
+
+
+def _resume(loop: StageLoop, loader: Batches, stage: Stage) -> bool:
+    """Goes on from the newest checkpoint, if there is one, and begins the stage's record there; says whether it did."""
+    resumed = loop.resume(loader)
+    loop.recorder.begin(stage.name, total=stage.run.steps, start=loop.step)
+    if resumed:
+        where = loop.checkpoints.path(loop.step)
+        loop.recorder.note(f"{stage.name}: resumed from step {loop.step} of {stage.run.steps} ({where})")
+    return resumed
 
 
 def _first(batches: Iterable[Batch], prompts: int) -> Iterator[Batch]:

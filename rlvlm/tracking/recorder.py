@@ -10,7 +10,7 @@ from typing import Any, SupportsFloat
 
 from rlvlm.registry import Part
 from rlvlm.tracking.progress import StageProgress
-from rlvlm.tracking.rundir import RunDir
+from rlvlm.tracking.rundir import RunDir, drop_metrics
 from rlvlm.tracking.timing import PhaseTimer
 from rlvlm.tracking.trackers import TRACKERS
 
@@ -59,8 +59,9 @@ class Recorder:
             self._progress.close()
         self._progress = StageProgress(stage, total, start=start) if self._show else None
         for tracker in self._trackers:
-            if start and hasattr(tracker.call, "rewind"):
+            if hasattr(tracker.call, "rewind"):
                 tracker.call.rewind(stage, start)
+        drop_metrics(self.run.metrics, stage, after=start)
 
     def phase(self, name: str) -> AbstractContextManager[None]:
         """Times the ``with`` block: ``time/<name>`` and ``memory/<name>`` of the step."""
@@ -79,6 +80,12 @@ class Recorder:
         if self._progress is not None:
             self._progress.update(step, full)
         return full
+
+    def flush(self) -> None:
+        """Has trackers write to the disk what they were given; a checkpoint that is written next lies behind it."""
+        for tracker in self._trackers:
+            if hasattr(tracker.call, "flush"):
+                tracker.call.flush()
 
     def note(self, text: str) -> None:
         """Shows one line that stays on the screen."""

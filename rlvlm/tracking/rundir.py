@@ -11,6 +11,7 @@ import os
 import platform
 import shutil
 import tempfile
+import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
@@ -19,7 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from rlvlm.errors import DataError
+from rlvlm.tracking import lock
+from rlvlm.tracking.storage import writing
 
+PARTIAL = ".partial"
+"""How the name of a file ends that is still being written."""
 _PACKAGES = ("rlvlm", "torch", "transformers", "tensordict", "peft", "vllm", "sglang", "deepspeed", "flash-attn", "ray")
 
 
@@ -35,8 +40,15 @@ class RunDir:
         run = cls(Path(path).expanduser().absolute())
         if run.path.exists() and not run.path.is_dir():
             raise DataError(f"the run directory '{run.path}' is a file; choose another with run.dir.")
-        run.path.mkdir(parents=True, exist_ok=True)
+        with writing(run.path):
+            run.path.mkdir(parents=True, exist_ok=True)
         return run
+
+    @classmethod
+    def of_config(cls, config: Path) -> RunDir | None:
+        """The run that a ``config.yaml`` was written for: that of its own folder, if a run has begun there."""
+        run = cls(config.absolute().parent)
+        return run if config.name == run.config.name and (run.path / lock.FILE).exists() else None
 
     @property
     def config(self) -> Path:
@@ -68,18 +80,41 @@ class RunDir:
         """The folder of saved states."""
         return self.path / "checkpoints"
 
+    @property
+    def policy(self) -> Path:
+        """The finished weights, as ``save_pretrained`` writes them."""
+        return self.path / "policy"
+
+    @property
+    def id(self) -> str:
+        """Tells this run from every other, on any machine; the same when it is resumed."""
+        path = self.path / ".id"
+        if not path.exists():
+            name = "".join(letter if letter.isalnum() else "-" for letter in self.title)[-48:]
+            write_atomically(path, f"{name}-{uuid.uuid4().hex[:8]}")
+        return path.read_text(encoding="utf-8")
+
+    @property
+    def title(self) -> str:
+        """The name that people know the run by; a sweep's jobs are called ``sweep/0``, ``sweep/1``, …"""
+        name = self.path.name
+        return f"{self.path.parent.name}/{name}" if name.isdigit() else name
+
+    def sweep(self) -> None:
+        """Deletes what a killed process had only half written; the lock must be held."""
+        for path in self.path.rglob(f".*{PARTIAL}"):
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+
     def clear(self) -> None:
         """Deletes what an earlier run left: its files by name, and nothing else that lies in the folder."""
-        for path in (self.metrics, self.samples, self.summary, self.report):
+        for path in (self.metrics, self.samples, self.summary, self.report, self.path / ".id"):
             path.unlink(missing_ok=True)
-        for name in ("samples", "checkpoints", "stages", "policy", "tensorboard"):
+        for name in ("stages", "samples", "checkpoints", "policy", "tensorboard"):
             shutil.rmtree(self.path / name, ignore_errors=True)
 
     def stage(self, name: str) -> Path:
-        """A folder of a stage's own, made when first asked for."""
-        folder = self.path / "stages" / name
-        folder.mkdir(parents=True, exist_ok=True)
-        return folder
+        """The folder of a stage's own; whoever writes there first makes it."""
+        return self.path / "stages" / name
 
 
 def fresh_run_path(base: str | Path, name: str, now: datetime | None = None) -> Path:
@@ -92,7 +127,7 @@ def fresh_run_path(base: str | Path, name: str, now: datetime | None = None) -> 
 def write_atomically(path: Path, data: str | bytes) -> None:
     """Writes a whole file under another name beside it and then renames it over ``path``."""
     raw = data.encode("utf-8", errors="replace") if isinstance(data, str) else data  # a model may emit lone surrogates
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=PARTIAL)
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(raw)
@@ -103,6 +138,27 @@ def write_atomically(path: Path, data: str | bytes) -> None:
     except BaseException:
         os.unlink(temporary)
         raise
+
+
+def link_folder(source: Path, target: Path, *, link: bool = True) -> None:
+    """Makes ``target`` a folder with the files of ``source``: the same files by hard links where the file system has them.
+
+    Args:
+        link: ``False`` copies.
+    """
+    partial = target.with_name(f".{target.name}{PARTIAL}")
+    shutil.rmtree(partial, ignore_errors=True)
+    shutil.copytree(source, partial, copy_function=_link if link else shutil.copy2)
+    shutil.rmtree(target, ignore_errors=True)
+    partial.rename(target)
+
+
+def _link(source: str, target: str) -> str:
+    try:
+        os.link(source, target)
+    except OSError:  # another file system, or one without hard links
+        shutil.copy2(source, target)
+    return target
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -138,6 +194,16 @@ def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
             raise DataError(
                 f"line {number} of '{path}' is no JSON ({error.msg}); the file was changed by hand."
             ) from error
+
+
+def drop_metrics(path: Path, stage: str, after: int) -> None:
+    """Takes the records of ``stage`` behind step ``after`` out of a ``metrics.jsonl``, and a last line that was cut short."""
+    if not path.exists():
+        return
+    kept = [record for record in read_metrics(path) if record.get("stage") != stage or record["step"] <= after]
+    text = "".join(json.dumps(record) + "\n" for record in kept)
+    if text != path.read_text(encoding="utf-8"):
+        write_atomically(path, text)
 
 
 @dataclass

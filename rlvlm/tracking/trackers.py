@@ -1,8 +1,9 @@
 """Where metrics go: ``jsonl``, ``tensorboard``, ``wandb``, ``mlflow``, ``trackio``, and a user's own by decorator.
 
 A tracker is a part like any other: it reads by name what it wants of :data:`READABLE`, and its keyword options are the
-keys of its node in ``run.trackers``. A class may have ``close()``, and ``rewind(stage, step)``, which is called when a
-run resumes: what was recorded of that stage after that step is about to be recorded again. The shortest tracker::
+keys of its node in ``run.trackers``. A class may have ``close()``, ``flush()``, which is called before a checkpoint is
+written, and ``rewind(stage, step)``, which is called when a stage begins or resumes: what was recorded of it after that
+step (0 at its beginning) counts no more. The shortest tracker::
 
     @register_tracker("print")
     def print_metrics(step: int, metrics: dict[str, float]) -> None:
@@ -13,14 +14,14 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 from collections.abc import Mapping
-from pathlib import Path
 from types import ModuleType
 from typing import IO, Any
 
 from rlvlm.errors import ConfigError
 from rlvlm.registry import Registry
-from rlvlm.tracking.rundir import RunDir, plain, read_metrics, write_atomically
+from rlvlm.tracking.rundir import RunDir, plain
 
 READABLE = ("step", "metrics", "stage", "run_dir", "run_name", "config")
 """What a tracker may read: the step's number, its metrics, the stage's name, the :class:`RunDir`, the run's name, the config."""
@@ -36,26 +37,27 @@ class JsonlTracker:
 
     def __init__(self) -> None:
         self._file: IO[str] | None = None
-        self._cut: tuple[str, int] | None = None
 
     def __call__(self, step: int, stage: str, metrics: Mapping[str, float], run_dir: RunDir) -> None:
         if self._file is None:
-            if self._cut is not None:
-                _drop_after(run_dir.metrics, *self._cut)
             self._file = run_dir.metrics.open("a", encoding="utf-8")
         self._file.write(json.dumps({"stage": stage, "step": step, **plain(metrics)}) + "\n")
         self._file.flush()  # a run that is killed keeps its curve up to the last step
 
+    def flush(self) -> None:
+        """Makes what was written outlast a loss of power."""
+        if self._file is not None:
+            os.fsync(self._file.fileno())
+
     def rewind(self, stage: str, step: int) -> None:
-        """The stage goes on after ``step``: its later records, left by the run that was cut off, will be dropped."""
+        """Closes the file, which the recorder is about to write without the stage's records after ``step``."""
         self.close()
-        self._cut = (stage, step)
 
     def close(self) -> None:
         """Closes the file; the next record opens it again."""
         if self._file is not None:
             self._file.close()
-        self._file, self._cut = None, None
+        self._file = None
 
 
 @register_tracker("tensorboard")
@@ -65,7 +67,6 @@ class TensorboardTracker:
     def __init__(self, *, folder: str = "tensorboard") -> None:
         self._folder = folder
         self._writer: Any = None
-        self._purge: dict[str, int] = {}
 
     def __call__(self, step: int, stage: str, metrics: Mapping[str, float], run_dir: RunDir) -> None:
         if self._writer is None:
@@ -106,7 +107,7 @@ class WandbTracker:
             self._run = wandb.init(
                 **self._options,
                 name=run_name,
-                id=_run_id(run_dir),
+                id=run_dir.id,
                 resume="allow",
                 dir=str(run_dir.path),
                 config=dict(config),
@@ -203,16 +204,6 @@ def _need(module: str, package: str, install: str) -> ModuleType:
             f"tracker '{package}' needs the package '{package}', which can't be imported ({error}); "
             f"pip install '{install}', or take it out of run.trackers."
         ) from error
-
-
-def _drop_after(path: Path, stage: str, step: int) -> None:
-    """Keeps the records of other stages, and those of ``stage`` up to and including ``step``."""
-    kept = [record for record in read_metrics(path) if record["stage"] != stage or record["step"] <= step]
-    write_atomically(path, "".join(json.dumps(record) + "\n" for record in kept))
-
-
-def _run_id(run_dir: RunDir) -> str:
-    return "".join(letter if letter.isalnum() else "-" for letter in run_dir.path.name)[-64:]
 
 
 def _mlflow_key(key: str) -> str:

@@ -1,0 +1,219 @@
+"""What decides a stage's result: its settings, the files they name, the stage before it, the versions of packages.
+
+It is written with the stage and compared whenever a run is started again, so that no run goes on under other settings,
+plug-ins or data unseen. Pictures that records name by path are not looked at.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import importlib.util
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rlvlm.data.config import read_sources
+from rlvlm.data.sources import find_files
+from rlvlm.errors import ConfigError, DataError
+from rlvlm.pipelines.config import Stage
+from rlvlm.tracking.rundir import package_versions, write_json
+
+FILE = "origin.json"
+FREE = ("name", "dir", "trackers", "keep", "keep_finished", "save_every", "resume", "sample_rows", "threads", "gates")
+"""Keys of ``run`` that decide no weight and may change when a run goes on."""
+LENGTH = ("run.steps", "run.stop_at", "run.eval_every")
+"""Keys that make a stage longer or shorter: it goes on from where it is."""
+
+_WHOLE = 1 << 30  # bytes up to which a file is read whole; of a larger one, blocks spread evenly
+_BLOCK, _BLOCKS = 1 << 18, 1024
+_SHORT_CUT = 1 << 20  # bytes from which a file with the recorded size and time is not read again
+_MODEL_PARTS = (".json", ".jinja", ".txt", ".model", ".safetensors", ".bin", ".py")
+
+
+@dataclass
+class Origin:
+    """What a stage was made of.
+
+    Attributes:
+        settings: the settings that decide its weights, plain values by dotted key.
+        files: the files that they name (plug-ins, data, a model's folder): size, time and hash of each.
+        before: the fingerprint of the stage that this one starts from, and which of its results; empty for none.
+        versions: of the packages that decide numbers.
+        lengths: of a stage that was made longer: the lengths before, oldest first.
+    """
+
+    settings: dict[str, Any]
+    files: dict[str, dict[str, Any]] = field(default_factory=dict)
+    before: dict[str, str] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+    lengths: list[dict[str, Any]] = field(default_factory=list)
+
+    def fingerprint(self) -> str:
+        """A short hash of all that decides the result, wherever and whenever the stage runs."""
+        files = {path: (entry["size"], entry["hash"]) for path, entry in self.files.items()}
+        told = [self.settings, files, self.before.get("fingerprint", ""), self.versions, self.lengths]
+        return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:20]
+
+    def identity(self) -> str:
+        """The same without lengths and versions, but with the very result that the stage starts from: of its checkpoints."""
+        settings = {key: value for key, value in self.settings.items() if key not in LENGTH}
+        files = {path: (entry["size"], entry["hash"]) for path, entry in self.files.items()}
+        return hashlib.sha256(json.dumps([settings, files, self.before], sort_keys=True).encode()).hexdigest()[:20]
+
+    def write(self, folder: Path) -> None:
+        """Writes it into the stage's folder."""
+        write_json(folder / FILE, dataclasses.asdict(self))
+
+    def lengthened(self, stored: Origin) -> Origin:
+        """This origin with the history of the stored one, whose stage it goes on with under another length."""
+        now, then = self.length(), stored.length()
+        return dataclasses.replace(self, lengths=[*stored.lengths, *([then] if then != now else [])])
+
+    def length(self) -> dict[str, Any]:
+        """The settings of the stage's length."""
+        return {key: self.settings.get(key) for key in LENGTH}
+
+
+def read_origin(folder: Path) -> Origin | None:
+    """What a stage's folder says that it was made of; ``None`` where nothing was begun, or by another version."""
+    try:
+        return Origin(**json.loads((folder / FILE).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def origin_of(stage: Stage, before: Mapping[str, str], known: Origin | None = None) -> Origin:
+    """What the stage would be made of now.
+
+    Args:
+        before: of the stage that it starts from, as :class:`Origin` keeps it.
+        known: what was recorded; large files that have the same size and time as there are not read again.
+    """
+    recorded = known.files if known is not None else {}
+    files = {path: _identity(path, recorded.get(path)) for path in dict.fromkeys(_files_of(stage))}
+    return Origin(decisive(stage), files, dict(before), package_versions())
+
+
+def differences(stored: Origin, now: Origin) -> list[str]:
+    """What of settings and files is another now than it was then, a phrase for each; lengths are not compared."""
+    keys = [key for key in sorted({*stored.settings, *now.settings}) if key not in LENGTH]
+    odd = [
+        f"{key} is {stored.settings.get(key)!r} there and {now.settings.get(key)!r} here"
+        for key in keys
+        if stored.settings.get(key) != now.settings.get(key)
+    ]
+    for path in sorted({*stored.files, *now.files}):
+        then, here = stored.files.get(path), now.files.get(path)
+        if then is None or here is None:
+            odd.append(f"the file '{path}' is {'new' if then is None else 'gone'}")
+        elif (then["size"], then["hash"]) != (here["size"], here["hash"]):
+            odd.append(f"the file '{path}' has changed since")
+    return odd
+
+
+def other_versions(stored: Origin, now: Origin) -> list[str]:
+    """Packages that have another version now, a phrase for each; they may change numbers by rounding."""
+    names = [name for name in now.versions if name != "platform"]
+    return [
+        f"{name} was {stored.versions[name]} and is {now.versions[name]}"
+        for name in names
+        if name in stored.versions and stored.versions[name] != now.versions[name]
+    ]
+
+
+def decisive(stage: Stage) -> dict[str, Any]:
+    """The settings that decide the stage's weights, as plain values by dotted key."""
+    tree = dataclasses.asdict(stage)
+    for name in FREE:
+        del tree["run"][name]
+    del tree["cache"]
+    plain: dict[str, Any] = json.loads(json.dumps(tree, default=str))
+    return dict(_flat(plain))
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    pairs: list[tuple[str, Any]] = []
+    for key, value in tree.items():
+        nested = isinstance(value, Mapping) and bool(value)
+        pairs += _flat(value, f"{prefix}{key}.") if nested else [(f"{prefix}{key}", value)]
+    return pairs
+
+
+# ---------------------------------------------------------------------- files
+
+
+def _files_of(stage: Stage) -> Iterator[str]:
+    """Every file that decides the stage's result, by the path that the settings give it."""
+    for module in stage.plugins:
+        yield from _files_of_module(module)
+    for node in stage.reward.rules.values():
+        path = node.get("path") if isinstance(node, Mapping) else None
+        if isinstance(path, str):  # a peer's function, or the folder of a model that scores
+            yield from _files_of_folder(path) if os.path.isdir(path) else _files_of_module(path)
+    for source in (*read_sources(stage.data.train), *read_sources(stage.data.eval)):
+        yield from _files_of_source(source.path) if source.path is not None else ()
+        yield from filter(_is_file, (source.rows, source.template))
+    yield from filter(_is_file, (stage.data.template,))
+    if stage.init is None and stage.model.path is not None and os.path.isdir(stage.model.path):
+        yield from _files_of_folder(stage.model.path)
+
+
+def _files_of_folder(folder: str) -> Iterator[str]:
+    yield from (os.path.join(folder, name) for name in sorted(os.listdir(folder)) if name.endswith(_MODEL_PARTS))
+
+
+def _files_of_module(module: str) -> Iterator[str]:
+    if module.endswith(".py"):
+        yield module
+        return
+    try:
+        spec = importlib.util.find_spec(module)
+    except (ImportError, ValueError):
+        return
+    if spec is None:
+        return
+    if spec.origin is not None and spec.submodule_search_locations is None:
+        yield spec.origin
+    for folder in spec.submodule_search_locations or ():
+        yield from sorted(str(path) for path in Path(folder).rglob("*.py"))
+
+
+def _files_of_source(path: str) -> Iterator[str]:
+    try:
+        _, found = find_files(path)
+    except (ConfigError, DataError):  # opening the source says what is wrong with it
+        return
+    for one in found:
+        yield from sorted(str(part) for part in Path(one).iterdir() if part.is_file()) if os.path.isdir(one) else [one]
+
+
+def _is_file(text: str | None) -> bool:
+    return text is not None and "\n" not in text and os.path.isfile(text)
+
+
+def _identity(path: str, known: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Size, time (ns) and hash of a file; zeros for one that is not there, such as a repository of a hub."""
+    file = Path(path).expanduser()
+    if not file.is_file():
+        return {"size": 0, "time": 0, "hash": ""}
+    found = file.stat()
+    size, time = found.st_size, found.st_mtime_ns
+    if known is not None and size > _SHORT_CUT and (known["size"], known["time"]) == (size, time):
+        return dict(known)
+    return {"size": size, "time": time, "hash": _hash(str(file.absolute()), size, time)}
+
+
+@functools.lru_cache(maxsize=4096)  # stages of one run, and runs of one sweep, name the same files
+def _hash(path: str, size: int, time: int) -> str:
+    digest = hashlib.sha256()
+    starts = range(0, size, _BLOCK) if size <= _WHOLE else range(0, size, size // _BLOCKS)
+    with open(path, "rb") as file:
+        for start in starts:
+            file.seek(start)
+            digest.update(file.read(_BLOCK))
+    return digest.hexdigest()[:32]
