@@ -53,7 +53,12 @@ def load_policy(config: ModelConfig) -> Policy:
     else:
         parts = load_parts(str(config.path), dtype)
     policy = Policy.from_parts(
-        parts.model, parts.tokenizer, parts.image_processor, layout=config.layout, head_chunk=config.head_chunk
+        parts.model,
+        parts.tokenizer,
+        parts.image_processor,
+        layout=config.layout,
+        head_chunk=config.head_chunk,
+        source=None if config.path is None else Path(config.path),
     )
     if config.lora is None:
         policy.set_trainable(config.trainable)

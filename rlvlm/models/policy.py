@@ -8,6 +8,7 @@ so that ranks stay in step.
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 from rlvlm.batch import Batch
 from rlvlm.errors import ConfigError
 from rlvlm.models.attention import ATTENTION, register_attention
+from rlvlm.models.companions import copy_companions
 from rlvlm.models.config import LoraConfig
 from rlvlm.models.families.base import Family, family_of
 from rlvlm.models.head import next_token_logits, token_logp
@@ -40,16 +42,26 @@ class Policy(nn.Module):
         family: the object that knows its kind.
         layout: of rows: shared, packed, padded, or auto, which takes the cheapest by count and logs which and why.
         head_chunk: logits that exist at a time.
+        source: the folder that the model was loaded from; ``None`` for one that was built.
 
     Raises ``ConfigError`` for a model whose head has a bias, which the chunked head does not add.
     """
 
     banned: Tensor
 
-    def __init__(self, model: Any, family: Family, *, layout: str = "auto", head_chunk: int = 4_194_304) -> None:
+    def __init__(
+        self,
+        model: Any,
+        family: Family,
+        *,
+        layout: str = "auto",
+        head_chunk: int = 4_194_304,
+        source: Path | None = None,
+    ) -> None:
         super().__init__()
         self.model, self.family, self.head_chunk = model, family, head_chunk
         self.layout_kind = layout
+        self.source = source
         self.register_buffer("banned", torch.tensor(family.banned_ids, dtype=torch.int64), persistent=False)
         if getattr(model.get_output_embeddings(), "bias", None) is not None:
             raise ConfigError(
@@ -178,11 +190,21 @@ class Policy(nn.Module):
             yield names[name], weight
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Writes model (adapters merged in), tokenizer and image processor as transformers and the engines load them."""
+        """Writes a folder as transformers and the engines load it: the model (adapters merged in), and all that is beside it.
+
+        That is what lay beside the weights in the folder that the model was loaded from; of a model that was built, its
+        tokenizer, image processor and what its family needs to join the two.
+        """
         state = dict(merged_weights(self.model)) if self.has_adapters else None
         self.model.save_pretrained(folder, state_dict=state)
+        if self.source is not None:
+            copy_companions(self.source, Path(folder))
+            return
         self.family.tokenizer.save_pretrained(folder)
         self.family.image_processor.save_pretrained(folder)
+        joint = self.family.processor_settings()
+        if joint:
+            Path(folder, "processor_config.json").write_text(json.dumps(joint, indent=2) + "\n", encoding="utf-8")
 
 
 def _has_dropout(model: Any) -> bool:

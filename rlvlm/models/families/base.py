@@ -208,6 +208,10 @@ class Family(ABC):
         fitting = [prefix for prefix in self.parts if name.startswith(prefix)]
         return self.parts[max(fitting, key=len)] if fitting else "language"
 
+    def processor_settings(self) -> dict[str, Any]:
+        """``processor_config.json`` of a model that was built: what joins tokenizer and image processor; empty for defaults."""
+        return {}
+
     def checkpoint_names(self, model: Any, names: Iterable[str]) -> dict[str, str]:
         """Each parameter name and the one that ``save_pretrained`` writes and the inference engines load."""
         from transformers.core_model_loading import revert_weight_conversion  # here: settings are checked without it

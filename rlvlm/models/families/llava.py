@@ -55,6 +55,17 @@ class Llava(Family):
         """Tokens of all pictures together."""
         return self._tokens * len(pixels["pixel_values"])
 
+    def processor_settings(self) -> dict[str, Any]:
+        """How many tokens a picture takes, which the joint processor counts from these."""
+        vision = self.config.vision_config
+        return {
+            "processor_class": "LlavaProcessor",
+            "patch_size": int(vision.patch_size),
+            "num_additional_image_tokens": CLASS_TOKENS[vision.model_type],
+            "vision_feature_select_strategy": self.config.vision_feature_select_strategy,
+            "image_token": "<image>",
+        }
+
     def encode_images(self, model: Any, pixels: Pixels) -> tuple[Tensor, ...]:
         """Features of the chosen vision layer, through the projector."""
         out = model.model.get_image_features(pixel_values=pixels["pixel_values"], return_dict=True)
