@@ -20,7 +20,6 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 import rlvlm
 from rlvlm.conf.check import check_recipe
@@ -170,13 +169,12 @@ class Jobs:
         """Gives one sentence where a run's directory can't be made, which hydra does before a job runs."""
         try:
             yield
-        except (OSError, OmegaConfBaseException) as error:
-            cause = error if isinstance(error, OSError) else error.__cause__
-            if self.running or not isinstance(cause, OSError):
+        except OSError as error:
+            if self.running:
                 raise
-            reason = (cause.strerror or str(cause)).lower()
+            reason = (error.strerror or str(error)).lower()
             raise StorageError(
-                f"the run directory '{cause.filename}' can't be made ({reason}); choose another folder with run.dir."
+                f"the run directory '{error.filename}' can't be made ({reason}); choose another folder with run.dir."
             ) from error
 
 
@@ -240,7 +238,7 @@ def run_recipe(name: str, recipe: Recipe, run_dir: Path, overrides: Sequence[str
 
     tree = dataclasses.asdict(recipe)
     command = shlex.join(["rlvlm", "train", name, *overrides])
-    text = f"# {command}   (rlvlm {rlvlm.__version__})\n{OmegaConf.to_yaml(resuming(tree))}"
+    text = f"# {command}   (rlvlm {rlvlm.__version__})\ndefaults: [base, _self_]\n{OmegaConf.to_yaml(resuming(tree))}"
     return train(resolve_stages(recipe), run_dir, recipe=name, config=tree, config_text=text)
 
 

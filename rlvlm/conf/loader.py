@@ -252,6 +252,8 @@ def _run_path(folder: str, name: str | None, recipe: str) -> str:
             path.mkdir(parents=True)
         except FileExistsError:  # another run took it between the look and the making
             continue
+        except OSError:  # whoever writes there next says so; OmegaConf would hide the kind of an error of this function
+            pass
         return str(path)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import signal
 from pathlib import Path
@@ -191,3 +192,116 @@ def test_a_terminated_run_says_so_in_its_summary(tmp_path, monkeypatch):
     assert ended.value.code == 143
     assert signal.getsignal(signal.SIGTERM) == before
     assert json.loads(Path("here/summary.json").read_text())["status"] == "stopped: terminated"
+
+
+# ---------------------------------------------------------------------- resuming, and directories
+
+
+def supervised(folder: Path, **run: object) -> list[str]:
+    """A run of one supervised stage, named in ``folder``."""
+    own = {"dir": folder, "name": "mine", "trackers": "[jsonl]", **run}
+    stage = "stages=[{name: warmup, pipeline: sft, data: {train: {columns: {answer: response}}}}]"
+    return [*[word for word in SMALL if not word.startswith("stages")], stage, "data.eval=null", "reward.rules={}",
+            "~reward.rules.number", "~reward.rules.format", *(f"run.{key}={value}" for key, value in own.items())]  # fmt: skip
+
+
+def made_steps(run: Path) -> list[int]:
+    return [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_the_config_of_a_run_goes_on_with_that_run_and_repeats_it_under_another_name(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "quickstart", *supervised(Path("runs"))]) == 0
+    out = capsys.readouterr().out
+    assert "model: runs/mine/policy\n" in out
+    assert "report: runs/mine/report.html\n" in out
+    config = "runs/mine/config.yaml"
+    assert main(["train", config]) == 0
+    assert "finished already, with 2 steps" in capsys.readouterr().out
+    assert main(["train", config, "run.steps=3"]) == 0
+    assert "warmup: resumed from step 2 of 3" in capsys.readouterr().err
+    assert made_steps(Path("runs/mine")) == [1, 2, 3]
+    assert main(["train", config, "run.name=other"]) == 0
+    assert made_steps(Path("runs/other")) == [1, 2, 3]
+    assert sorted(path.name for path in Path("runs").iterdir()) == ["mine", "other"]
+    summary = json.loads(Path("runs/other/summary.json").read_text())
+    assert summary["status"] == "finished"
+    assert main(["train", config, "run.resume=never"]) == 0
+    assert load_recipe(config).run.resume == "auto", "the file a run leaves goes on with it"
+    assert json.loads(Path("runs/mine/summary.json").read_text())["recipe"] == "quickstart"
+
+
+def test_a_recipe_called_config_that_no_run_left_begins_a_run_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("config.yaml").write_text("defaults: [quickstart, _self_]\n")
+    assert main(["train", "config.yaml", *supervised(Path("runs"))]) == 0
+    assert Path("runs/mine/policy").is_dir()
+
+
+def test_a_refused_restart_leaves_config_and_summary_as_they_are(tmp_path, capsys):
+    assert main(["train", "quickstart", *supervised(tmp_path)]) == 0
+    files = {
+        path: path.read_bytes() for path in (tmp_path / "mine").rglob("*") if path.is_file() and path.name != ".lock"
+    }
+    assert main(["train", "quickstart", *supervised(tmp_path), "actor.optimizer.lr=0.5"]) == 1
+    assert "other settings (actor.optimizer.lr is" in capsys.readouterr().err
+    assert all(path.read_bytes() == content for path, content in files.items())
+
+
+def test_ctrl_c_saves_and_prints_the_command_that_goes_on(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("breaking.py").write_text(
+        "import os, signal\n"
+        "from rlvlm.tracking import register_tracker\n"
+        "@register_tracker('train_test_ctrl_c')\n"
+        "def ctrl_c(step: int) -> None:\n"
+        "    if step == 2 and not os.path.exists('pressed'):\n"
+        "        open('pressed', 'w').close()\n"
+        "        os.kill(os.getpid(), signal.SIGINT)\n"
+    )
+    own = ["plugins=[breaking.py]", "run.trackers=[jsonl,train_test_ctrl_c]", "run.steps=4"]
+    assert main(["train", "quickstart", *supervised(Path("runs")), *own]) == 130
+    told = capsys.readouterr().err
+    assert "SIGINT: step 2 is finished and saved first" in told
+    (command,) = [line.partition(": ")[2] for line in told.splitlines() if line.startswith("go on with: ")]
+    assert command == "rlvlm train runs/mine/config.yaml"
+    assert main(command.split()[1:]) == 0
+    assert "resumed from step 2 of 4" in capsys.readouterr().err
+    assert made_steps(Path("runs/mine")) == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("multirun", [[], ["--multirun"]])
+@pytest.mark.parametrize("name", [["run.name=mine"], []])
+def test_a_run_directory_that_can_not_be_made_is_one_sentence(tmp_path, capsys, multirun, name):
+    (tmp_path / "file").write_text("")
+    folder = tmp_path / "file" / "runs"
+    command = ["train", "quickstart", *multirun, *supervised(folder), *name, *([] if name else ["run.name=null"])]
+    assert main(command) == 1
+    captured = capsys.readouterr().err
+    (line,) = [line for line in captured.splitlines() if line.startswith("rlvlm train: ")]
+    assert str(folder) in line
+    assert "can't be made (not a directory); choose another folder with run.dir." in line
+    assert "Traceback" not in captured
+
+
+def test_a_disk_that_is_full_ends_a_run_with_one_sentence_and_loses_nothing(tmp_path, monkeypatch, capsys):
+    from rlvlm.tracking.trackers import JsonlTracker
+
+    write = JsonlTracker.__call__
+
+    def full(self, step, stage, metrics, run_dir):
+        if step == 3:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(self, step, stage, metrics, run_dir)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(JsonlTracker, "__call__", full)
+        assert main(["train", "quickstart", *supervised(tmp_path), "run.steps=4", "run.save_every=2"]) == 1
+    told = capsys.readouterr().err
+    assert (
+        f"rlvlm train: the run directory '{tmp_path / 'mine'}' can't be written (no space left on device); free some"
+        in told
+    )
+    assert "Traceback" not in told
+    assert main(["train", "quickstart", *supervised(tmp_path), "run.steps=4", "run.save_every=2"]) == 0
+    assert made_steps(tmp_path / "mine") == [1, 2, 3, 4]
