@@ -29,8 +29,8 @@ FREE = ("name", "dir", "trackers", "keep", "keep_finished", "save_every", "resum
 LENGTH = ("run.steps", "run.stop_at", "run.eval_every")
 """Keys that make a stage longer or shorter: it goes on from where it is."""
 
-_WHOLE = 1 << 30  # bytes up to which a file is read whole; of a larger one, blocks spread evenly
-_BLOCK, _BLOCKS = 1 << 18, 1024
+_WHOLE = 1 << 26  # bytes up to which a file is read whole; of a larger one, blocks spread evenly: data may be terabytes
+_BLOCK, _BLOCKS = 1 << 16, 256
 _SHORT_CUT = 1 << 20  # bytes from which a file with the recorded size and time is not read again
 _MODEL_PARTS = (".json", ".jinja", ".txt", ".model", ".safetensors", ".bin", ".py")
 
@@ -211,7 +211,8 @@ def _identity(path: str, known: Mapping[str, Any] | None) -> dict[str, Any]:
 @functools.lru_cache(maxsize=4096)  # stages of one run, and runs of one sweep, name the same files
 def _hash(path: str, size: int, time: int) -> str:
     digest = hashlib.sha256()
-    starts = range(0, size, _BLOCK) if size <= _WHOLE else range(0, size, size // _BLOCKS)
+    last = size - _BLOCK
+    starts = range(0, size, _BLOCK) if size <= _WHOLE else [last * n // (_BLOCKS - 1) for n in range(_BLOCKS)]
     with open(path, "rb") as file:
         for start in starts:
             file.seek(start)

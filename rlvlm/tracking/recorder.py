@@ -46,7 +46,7 @@ class Recorder:
     ) -> None:
         self.run = run
         self._trackers: list[Part] = [TRACKERS.build(node) for node in trackers]
-        self._given = {"run_dir": run, "run_name": run_name or run.path.name, "config": dict(config or {})}
+        self._given = {"run_dir": run, "run_name": run_name or run.title, "config": dict(config or {})}
         self._show = show
         self._stage = ""
         self._timer = PhaseTimer()

@@ -17,6 +17,7 @@ from rlvlm.models.config import ModelConfig
 from rlvlm.pipelines.config import Stage
 from rlvlm.pipelines.run import train
 from rlvlm.rewards.config import RewardConfig
+from rlvlm.tracking.lock import locked
 from rlvlm.tracking.trackers import register_tracker
 from tests.pipelines.miniature import read_metrics, rlvr_stage, sft_stage
 
@@ -46,7 +47,7 @@ def short_sft(name: str = "warmup", **changes) -> Stage:
 
 
 def last(**changes) -> Stage:
-    return short_sft("last", **changes)
+    return short_sft(**{"name": "last", **changes})
 
 
 def steps(folder):
@@ -416,6 +417,29 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path, monkeypatch):
     shutil.copytree(tmp_path / "b" / "checkpoints", tmp_path / "a" / "checkpoints")
     with pytest.raises(ConfigError, match=r"was made of other settings or files"):
         run([last(steps=4, save_every=2)], tmp_path / "a")
+
+
+def test_two_processes_do_not_run_in_one_directory(tmp_path):
+    run([last()], tmp_path / "run")
+    before = tree(tmp_path / "run")
+    with locked(tmp_path / "run"), pytest.raises(ConfigError, match=f"in use by process {os.getpid()} on host"):
+        run([last(steps=4)], tmp_path / "run")
+    assert tree(tmp_path / "run") == before
+
+
+def test_trackers_get_the_name_that_the_run_was_given(tmp_path):
+    names = []
+
+    @register_tracker("names_of_tests", override=True)
+    def keep(run_name: str) -> None:
+        names.append(run_name)
+
+    run([last(steps=1, trackers=["names_of_tests"], name="warmup")], tmp_path / "unnamed")
+    stage = last(steps=1, trackers=["names_of_tests"])
+    stage.run.name = "mine"
+    run([stage], tmp_path / "mine")
+    run([stage], tmp_path / "mine" / "0")
+    assert names == ["unnamed", "mine", "mine/0"]
 
 
 # ---------------------------------------------------------------------- signals

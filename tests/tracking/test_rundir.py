@@ -14,7 +14,9 @@ from rlvlm.errors import DataError
 from rlvlm.tracking.rundir import (
     RunDir,
     Summary,
+    drop_metrics,
     fresh_run_path,
+    link_folder,
     read_metrics,
     read_summary,
     write_atomically,
@@ -104,3 +106,49 @@ def test_a_run_directory_that_is_a_file_is_refused(tmp_path):
     (tmp_path / "run").write_text("")
     with pytest.raises(DataError, match="is a file"):
         RunDir.create(tmp_path / "run")
+
+
+def test_ids_of_runs_differ_though_their_folders_are_named_alike_and_stay_when_resumed(tmp_path):
+    paths = [tmp_path / "a" / "0", tmp_path / "b" / "0", tmp_path / "other" / "a" / "0"]
+    ids = [RunDir.create(path).id for path in paths]
+    assert len(set(ids)) == 3
+    assert [RunDir.create(path).id for path in paths] == ids
+    assert ids[0].startswith("a-0-")
+    RunDir(paths[0]).clear()
+    assert RunDir(paths[0]).id != ids[0]
+
+
+def test_a_runs_title_is_its_name_and_a_sweeps_job_has_the_sweeps(tmp_path):
+    assert RunDir(tmp_path / "mine").title == "mine"
+    assert RunDir(tmp_path / "sweep" / "3").title == "sweep/3"
+
+
+def test_records_behind_a_step_and_a_line_cut_short_are_dropped_and_nothing_else(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    lines = [{"stage": stage, "step": step, "x": 0.1} for stage, step in [("a", 1), ("a", 2), ("b", 1), ("a", 3)]]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"stage": "a", "st')
+    drop_metrics(path, "a", after=1)
+    assert list(read_metrics(path)) == [lines[0], lines[2]]
+    assert path.read_text().endswith("}\n")
+    drop_metrics(tmp_path / "none.jsonl", "a", after=0)
+
+
+def test_a_linked_folder_is_stored_once_and_a_new_one_leaves_the_old_files_alone(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "w").write_text("one")
+    link_folder(tmp_path / "a", tmp_path / "b")
+    assert os.path.samefile(tmp_path / "a" / "w", tmp_path / "b" / "w")
+    link_folder(tmp_path / "a", tmp_path / "c", link=False)
+    assert not os.path.samefile(tmp_path / "a" / "w", tmp_path / "c" / "w")
+
+
+def test_links_become_copies_where_there_are_none(tmp_path, monkeypatch):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "w").write_text("one")
+
+    def refuse(*_):
+        raise OSError("not supported")
+
+    monkeypatch.setattr(os, "link", refuse)
+    link_folder(tmp_path / "a", tmp_path / "b")
+    assert (tmp_path / "b" / "w").read_text() == "one"

@@ -90,6 +90,25 @@ def test_wandb_gets_an_axis_of_steps_for_each_stage(run, monkeypatch):
     assert (opened["project"], opened["mode"], opened["config"]) == ("counts", "offline", {"seed": 3})
 
 
+def test_every_job_of_every_sweep_is_a_wandb_run_of_its_own_with_the_runs_name(tmp_path, monkeypatch):
+    opened = []
+
+    def init(**options):
+        opened.append(options)
+        return FakeRun([])
+
+    monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=init))
+    folders = [tmp_path / "first" / "0", tmp_path / "first" / "1", tmp_path / "second" / "0", tmp_path / "first" / "0"]
+    for folder in folders:
+        with Recorder(RunDir.create(folder), trackers=["wandb"], show=False) as recorder:
+            recorder.begin("rl", total=1)
+            recorder.log(1, {"x": 1.0})
+    ids = [options["id"] for options in opened]
+    assert len(set(ids)) == 3
+    assert ids[3] == ids[0], "a resumed run goes on"
+    assert [options["name"] for options in opened] == ["first/0", "first/1", "second/0", "first/0"]
+
+
 def test_trackio_and_mlflow_get_every_step(run, monkeypatch):
     log = []
     trackio = types.SimpleNamespace(

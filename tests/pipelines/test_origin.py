@@ -1,0 +1,82 @@
+"""Files are told apart by what they hold, at a cost that has a bound."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from rlvlm.data.config import DataConfig
+from rlvlm.pipelines import origin
+from rlvlm.pipelines.config import RunConfig, Stage
+from rlvlm.pipelines.origin import differences, origin_of, other_versions, read_origin
+
+
+def stage(path, **changes) -> Stage:
+    return Stage(data=DataConfig(train=str(path)), **changes)
+
+
+@pytest.fixture
+def rows(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"problem": "a", "answer": "1"}\n')
+    return path
+
+
+def test_a_file_of_another_time_and_the_same_content_is_the_same(rows):
+    before = origin_of(stage(rows), {})
+    os.utime(rows, (1, 1))
+    assert differences(before, origin_of(stage(rows), {}, before)) == []
+    assert origin_of(stage(rows), {}).fingerprint() == before.fingerprint()
+
+
+@pytest.mark.parametrize("size", [100, 1 << 20, (1 << 26) + 5])
+def test_a_change_at_the_beginning_or_the_end_is_seen_at_every_size(tmp_path, size):
+    path = tmp_path / "rows.jsonl"
+    for place in (0, size - 1):
+        with path.open("wb") as file:
+            file.truncate(size)
+        before = origin_of(stage(path), {})
+        with path.open("rb+") as file:
+            file.seek(place)
+            file.write(b"x")
+        (found,) = differences(before, origin_of(stage(path), {}, before))
+        assert "rows.jsonl' has changed since" in found
+
+
+def test_large_files_are_read_in_part_and_not_again_while_size_and_time_stay(tmp_path, monkeypatch):
+    path = tmp_path / "rows.jsonl"
+    with path.open("wb") as file:
+        file.truncate(1 << 33)  # 8 GiB without a block on the disk
+    before = origin_of(stage(path), {})  # would take long if it were read
+    monkeypatch.setattr(origin, "_hash", lambda *_: pytest.fail("read again"))
+    assert origin_of(stage(path), {}, before).files == before.files
+
+
+def test_what_may_change_between_kill_and_resume_is_in_no_fingerprint(rows):
+    plain = origin_of(stage(rows), {})
+    free = RunConfig(
+        name="x", dir="y", trackers=[], keep=9, keep_finished="all", save_every=7, resume="never", threads=3
+    )
+    other = origin_of(stage(rows, run=free, cache=True), {})
+    assert differences(plain, other) == []
+    assert plain.fingerprint() == other.fingerprint()
+
+
+def test_lengths_are_no_difference_but_stay_on_record(rows):
+    short = origin_of(stage(rows, run=RunConfig(steps=2)), {})
+    long = origin_of(stage(rows, run=RunConfig(steps=4)), {})
+    assert differences(short, long) == []
+    assert short.identity() == long.identity()
+    assert len({short.fingerprint(), long.fingerprint(), long.lengthened(short).fingerprint()}) == 3
+
+
+def test_an_origin_comes_back_from_its_folder_and_another_version_is_named(rows, tmp_path):
+    made = origin_of(stage(rows), {"fingerprint": "f", "made": "m"})
+    made.write(tmp_path)
+    assert read_origin(tmp_path) == made
+    older = read_origin(tmp_path)
+    older.versions["torch"] = "1.0"
+    assert other_versions(older, made) == [f"torch was 1.0 and is {made.versions['torch']}"]
+    (tmp_path / "origin.json").write_text("{")
+    assert read_origin(tmp_path) is None
