@@ -7,7 +7,7 @@ last. A pattern uses up at least one cost, so there are about as many patterns a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,12 +15,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlvlm.data.offline_packing.patterns import Pattern, find_patterns
+from rlvlm.data.offline_packing.two_budgets import WAYS, in_parts
 from rlvlm.data.progress import Progress
 from rlvlm.errors import ConfigError, DataError
 
 _CHUNK = 1 << 22  # samples handled at once: bounds the memory beyond the inputs and outputs
-_CELLS = 1 << 26  # entries of the largest histogram
+_CELLS = 1 << 22  # entries of the largest table from costs to their places
 _DISTINCT = 1 << 19  # distinct costs that patterns are sought for: some twenty seconds' work
+_GOOD = 1.002  # bins over the lower bound that are good enough to look no further
+_MOST_BITS, _LEAST_BITS = 13, 3  # significant bits of costs that are rounded
 
 Ints = NDArray[np.integer[Any]]
 
@@ -51,6 +54,7 @@ class Bins:
         over_long: [M] samples over a budget; when kept, each has a bin of its own at the end.
         tokens: sum over the samples that fit.
         budget: what was packed to.
+        patches: sum over the samples that fit, where the budget has patches.
     """
 
     samples: NDArray[np.uint32]
@@ -59,6 +63,7 @@ class Bins:
     tokens: int
     budget: Budget
     kept_over_long: bool = False
+    patches: int = 0
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -78,8 +83,9 @@ class Bins:
 
     @property
     def lower_bound(self) -> int:
-        """Bins that no packing can do without: tokens over the budget, rounded up."""
-        return -(-self.tokens // self.budget.tokens)
+        """Bins that no packing can do without: tokens or patches over their budget, rounded up."""
+        by_tokens = -(-self.tokens // self.budget.tokens)
+        return by_tokens if self.budget.patches is None else max(by_tokens, -(-self.patches // self.budget.patches))
 
 
 def pack(
@@ -108,19 +114,21 @@ def pack(
         raise ConfigError("max_patches is set, but the samples' patch counts are not given.")
     _check(tokens, patches, least=0 if skip_empty else 1)
     over_long = _over(tokens, patches, budget)
-    costs, histogram = _choose_costs(tokens, patches, budget)
-    used = np.flatnonzero(histogram)
-    counts, lengths, steps = histogram[used], used // costs.width, used % costs.width
-    del histogram
-    found = find_patterns(lengths, counts, budget.tokens, None if patches is None else steps, costs.steps)
+    costs, used, counts = _count_costs(tokens, patches, budget)
+    lengths, steps = costs.pairs(used)
+    found = find_patterns(lengths, counts, budget.tokens, None if patches is None else steps, budget.patches)
     patterns = list(found if progress is None else _counted(found, progress))
+    if budget.patches is not None:
+        patterns = _best(patterns, lengths, steps, counts, budget, budget.patches)
     by_cost = _sort_by_cost(tokens, patches, costs, used, counts)
     singles = len(over_long) if keep_over_long else 0
     samples = _deal(by_cost, counts, patterns, singles)
     if singles:
         samples[-singles:] = over_long
-    total = int((lengths * counts).sum())
-    return Bins(samples, _offsets(patterns, singles), over_long, total, budget, keep_over_long)
+    totals = [
+        0 if c is None else int(c.sum(dtype=np.int64) - c[over_long].sum(dtype=np.int64)) for c in (tokens, patches)
+    ]
+    return Bins(samples, _offsets(patterns, singles), over_long, totals[0], budget, keep_over_long, totals[1])
 
 
 def _counted(patterns: Iterator[Pattern], progress: Progress) -> Iterator[Pattern]:
@@ -130,67 +138,94 @@ def _counted(patterns: Iterator[Pattern], progress: Progress) -> Iterator[Patter
     progress.add(progress.total - progress.done)  # those that no bin takes
 
 
+def _best(
+    patterns: list[Pattern],
+    tokens: NDArray[np.int64],
+    patches: NDArray[np.int64],
+    counts: NDArray[np.int64],
+    budget: Budget,
+    max_patches: int,
+) -> list[Pattern]:
+    """The given patterns, or those of another way where they need fewer bins; no other is tried where it could not help."""
+    needed = max(-(-int((tokens * counts).sum()) // budget.tokens), -(-int((patches * counts).sum()) // max_patches))
+    for way, size in WAYS:
+        if _bins_of(patterns) <= needed * _GOOD:
+            break
+        found = list(in_parts(way, size, tokens, patches, counts, budget.tokens, max_patches))
+        patterns = min(patterns, found, key=_bins_of)
+    return patterns
+
+
+def _bins_of(patterns: list[Pattern]) -> int:
+    return sum(pattern.times for pattern in patterns)
+
+
 @dataclass(frozen=True)
 class _Costs:
-    """Samples' costs as one number each: tokens, and patches in steps of ``step``, rounded up so that no budget is passed.
+    """Samples' costs as one number each, exact or rounded up to ``bits`` significant bits, so that no budget is passed.
 
-    The smallest step, a power of two, is taken that leaves at most 2^19 distinct costs; small data is counted exactly.
+    Data with at most ``_DISTINCT`` different pairs of tokens and patches is counted exactly, whatever the budgets; other data is
+    rounded by at most one part in ``2 ** (bits - 1)``.
     """
 
     budget: Budget
-    step: int = 1
-
-    @property
-    def steps(self) -> int | None:
-        """Steps of patches that a bin holds."""
-        return None if self.budget.patches is None else self.budget.patches // self.step
-
-    @property
-    def width(self) -> int:
-        """Different numbers of steps that a sample may have."""
-        return 1 if self.steps is None else self.steps + 1
+    bits: int = 63
 
     def keys(self, tokens: Ints, patches: Ints | None) -> NDArray[np.int64]:
-        """tokens * width + steps of each sample, -1 over a budget."""
+        """tokens * (most patches + 1) + patches of each sample, -1 over a budget and for 0 tokens."""
         keys = tokens.astype(np.int64)
         fits = (keys <= self.budget.tokens) & (keys > 0)
-        if patches is not None and self.budget.patches is not None and self.steps is not None:
-            fits &= patches <= self.budget.patches
-            keys = keys * self.width + np.minimum(-(-patches.astype(np.int64) // self.step), self.steps)
-        return np.where(fits, keys, -1)
+        if patches is None or self.budget.patches is None:
+            return np.where(fits, keys, -1)
+        fits &= patches <= self.budget.patches
+        keys, steps = (
+            self._rounded(keys, self.budget.tokens),
+            self._rounded(patches.astype(np.int64), self.budget.patches),
+        )
+        return np.where(fits, keys * (self.budget.patches + 1) + steps, -1)
 
-    def histogram(self, tokens: Ints, patches: Ints | None) -> NDArray[np.int64]:
-        """How many samples have each key."""
-        counts = np.zeros((self.budget.tokens + 1) * self.width, np.int64)
-        for part in _parts(tokens, patches):
-            keys = self.keys(*part)
-            keys = keys[keys >= 0]
-            if self.width == 1:
-                counts += np.bincount(keys, minlength=len(counts))
-            else:  # the table may be far larger than the chunk
-                found, times = np.unique(keys, return_counts=True)
-                counts[found] += times
-        return counts
+    def pairs(self, keys: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Tokens and patches of keys that are not negative."""
+        if self.budget.patches is None:
+            return keys, np.zeros_like(keys)
+        return keys // (self.budget.patches + 1), keys % (self.budget.patches + 1)
 
-    def coarser(self, counts: NDArray[np.int64]) -> tuple[_Costs, NDArray[np.int64]]:
-        """Steps twice as large, and the histogram in them."""
-        twice = _Costs(self.budget, self.step * 2)
-        table = counts.reshape(-1, self.width)
-        folded = np.zeros((len(table), twice.width), np.int64)
-        for steps in range(self.width):
-            folded[:, min(-(-steps // 2), twice.width - 1)] += table[:, steps]
-        return twice, folded.reshape(-1)
+    def _rounded(self, values: NDArray[np.int64], most: int) -> NDArray[np.int64]:
+        if self.bits == 63:
+            return values
+        surplus = np.maximum(np.frexp(values)[1] - self.bits, 0)  # bits of each value beyond those that are kept
+        return np.minimum(-(-values >> surplus) << surplus, most)
 
 
-def _choose_costs(tokens: Ints, patches: Ints | None, budget: Budget) -> tuple[_Costs, NDArray[np.int64]]:
-    """The finest steps that can be handled, and the histogram of keys in them."""
+def _count_costs(
+    tokens: Ints, patches: Ints | None, budget: Budget
+) -> tuple[_Costs, NDArray[np.int64], NDArray[np.int64]]:
+    """The finest costs that can be handled, their keys in order, and how many samples have each."""
     costs = _Costs(budget)
-    while (budget.tokens + 1) * costs.width > _CELLS:
-        costs = _Costs(budget, costs.step * 2)
-    counts = costs.histogram(tokens, patches)
-    while np.count_nonzero(counts) > _DISTINCT and costs.width > 2:
-        costs, counts = costs.coarser(counts)
-    return costs, counts
+    if patches is None:
+        histogram = np.zeros(budget.tokens + 1, np.int64)
+        for part in _parts(tokens, None):
+            keys = costs.keys(*part)
+            histogram += np.bincount(keys[keys >= 0], minlength=len(histogram))
+        used = np.flatnonzero(histogram)
+        return costs, used, histogram[used]
+    used = counts = np.empty(0, np.int64)
+    for part in _parts(tokens, patches):
+        keys = costs.keys(*part)
+        keys = keys[keys >= 0]
+        used, counts = _merged(np.concatenate([used, keys]), np.concatenate([counts, np.ones(len(keys), np.int64)]))
+        while len(used) > _DISTINCT and costs.bits > _LEAST_BITS:
+            costs = _Costs(budget, min(costs.bits, _MOST_BITS) - 1)
+            used, counts = _merged(costs.keys(*costs.pairs(used)), counts)
+    return costs, used, counts
+
+
+def _merged(keys: NDArray[np.int64], counts: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Each key once, in order, with the sum of its counts."""
+    order = np.argsort(keys, kind="stable")
+    keys, counts = keys[order], counts[order]
+    firsts = np.flatnonzero(np.diff(keys, prepend=-1))
+    return keys[firsts], np.add.reduceat(counts, firsts) if len(firsts) else counts[:0]
 
 
 def _parts(tokens: Ints, patches: Ints | None) -> Iterator[tuple[Ints, Ints | None]]:
@@ -253,15 +288,14 @@ def _sort_by_cost(
     tokens: Ints, patches: Ints | None, costs: _Costs, used: NDArray[np.int64], counts: NDArray[np.int64]
 ) -> NDArray[np.uint32]:
     """Sample numbers sorted by cost, equal costs in their order: a counting sort, chunk by chunk."""
-    number_of = np.full((costs.budget.tokens + 1) * costs.width, -1, np.int32)
-    number_of[used] = np.arange(len(used), dtype=np.int32)
+    number_of = _numbering(used, costs)
     free = np.cumsum(counts) - counts
     by_cost = np.empty(int(counts.sum()), np.uint32)
     start = 0
     for part in _parts(tokens, patches):
         keys = costs.keys(*part)
         inside = np.flatnonzero(keys >= 0)
-        numbers = number_of[keys[inside]]
+        numbers = number_of(keys[inside])
         order = _stable_order(numbers)
         numbers = numbers[order]
         firsts = np.flatnonzero(np.diff(numbers, prepend=-1))
@@ -271,6 +305,16 @@ def _sort_by_cost(
         free[numbers[firsts]] += runs
         start += len(keys)
     return by_cost
+
+
+def _numbering(used: NDArray[np.int64], costs: _Costs) -> Callable[[NDArray[np.int64]], NDArray[np.int32]]:
+    """From keys to their places among the used ones: a table where one fits into memory, else a search."""
+    cells = (costs.budget.tokens + 1) * ((costs.budget.patches or 0) + 1)
+    if cells > _CELLS:
+        return lambda keys: np.searchsorted(used, keys).astype(np.int32)
+    table = np.full(cells, -1, np.int32)
+    table[used] = np.arange(len(used), dtype=np.int32)
+    return lambda keys: table[keys]
 
 
 def _stable_order(numbers: NDArray[np.int32]) -> NDArray[np.int64]:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlvlm.data.offline_packing import bins as bins_module
-from rlvlm.data.offline_packing.bins import Bins, Budget, pack
+from rlvlm.data.offline_packing.bins import Bins, Budget, _Costs, pack
 from rlvlm.data.offline_packing.patterns import find_patterns
 from rlvlm.data.progress import Progress
 from rlvlm.errors import ConfigError, DataError
@@ -48,9 +48,7 @@ def test_every_sample_is_in_one_bin_within_both_budgets(
 
 
 @pytest.mark.parametrize("distinct", [4, 64])
-def test_patches_counted_in_coarser_steps_stay_within_the_budget(
-    monkeypatch: pytest.MonkeyPatch, distinct: int
-) -> None:
+def test_costs_that_are_rounded_stay_within_the_budgets(monkeypatch: pytest.MonkeyPatch, distinct: int) -> None:
     monkeypatch.setattr(bins_module, "_DISTINCT", distinct)
     monkeypatch.setattr(bins_module, "_CELLS", 5000)
     monkeypatch.setattr(bins_module, "_CHUNK", 100)
@@ -58,6 +56,93 @@ def test_patches_counted_in_coarser_steps_stay_within_the_budget(
     tokens, patches = rng.integers(1, 60, 2000), rng.integers(0, 300, 2000)
     budget = Budget(100, 299)
     assert_sound(pack(tokens, budget, patches), tokens, patches, budget)
+
+
+def test_rounding_goes_up_by_at_most_its_share_and_never_past_a_budget() -> None:
+    values = np.arange(0, 70_000)
+    for bits in range(3, 13):
+        tokens, patches = _Costs(Budget(70_000, 69_999), bits).pairs(
+            _Costs(Budget(70_000, 69_999), bits).keys(values + 1, values)
+        )
+        assert (patches >= values).all()
+        assert (patches - values <= values / 2 ** (bits - 1)).all()
+        assert (tokens >= values + 1).all()
+        assert tokens.max() <= 70_000
+        assert patches.max() <= 69_999
+
+
+def first_fit_decreasing(tokens: np.ndarray, patches: np.ndarray, budget: Budget) -> int:
+    """Bins of plain first fit by the larger share: sample by sample, into the first bin with room."""
+    assert budget.patches is not None
+    shares = np.maximum(tokens / budget.tokens, patches / budget.patches)
+    room, space = np.full(len(tokens), budget.tokens), np.full(len(tokens), budget.patches)
+    for sample in np.argsort(-shares, kind="stable"):
+        place = int(((room >= tokens[sample]) & (space >= patches[sample])).argmax())
+        room[place] -= tokens[sample]
+        space[place] -= patches[sample]
+    return int((room < budget.tokens).sum())
+
+
+def two_budget_mixtures(count: int) -> dict[str, tuple[np.ndarray, np.ndarray, Budget]]:
+    rng = np.random.default_rng(count)
+    native = rng.integers(64, 4096, count)
+    is_text = rng.random(count) < 0.5
+    long_text = np.minimum(rng.lognormal(5, 1, count) + 10, 8000).astype(int)
+    sizes = rng.choice([256, 576, 1024], count)
+    return {
+        "captions, long context": (rng.integers(20, 200, count), np.full(count, 256), Budget(262_144, 1_048_576)),
+        "captions, as scarce as text": (rng.integers(20, 200, count), np.full(count, 256), Budget(8192, 20_000)),
+        "native, long context": (native // 4 + rng.integers(20, 2000, count), native, Budget(262_144, 1_048_576)),
+        "native": (native // 4 + rng.integers(20, 200, count), native, Budget(8192, 16_384)),
+        "half text": (rng.integers(20, 1500, count), np.where(is_text, 0, native), Budget(8192, 16_384)),
+        "text or picture": (
+            np.where(is_text, rng.integers(3000, 8000, count), rng.integers(20, 100, count)),
+            np.where(is_text, 0, rng.integers(4000, 16_000, count)),
+            Budget(32_768, 65_536),
+        ),
+        "a few sizes": (long_text, sizes, Budget(8192, 16_384)),
+        "a few sizes, patches to spare": (long_text, sizes, Budget(8192, 40_000)),
+        "large pictures": (rng.integers(2000, 8000, count), rng.integers(0, 16_384, count), Budget(8192, 16_384)),
+    }
+
+
+@pytest.mark.parametrize("name", two_budget_mixtures(1))
+def test_two_budgets_take_few_bins_on_every_mixture(name: str) -> None:
+    """Within 1.02 of what no packing can do without; where that can't be reached, no more than plain first fit."""
+    tokens, patches, budget = two_budget_mixtures(5000)[name]
+    packed = pack(tokens, budget, patches)
+    assert_sound(packed, tokens, patches, budget)
+    if len(packed) > max(1.02 * packed.lower_bound, packed.lower_bound + 1):
+        assert len(packed) <= first_fit_decreasing(tokens, patches, budget)
+
+
+@given(
+    costs=st.lists(st.tuples(st.integers(1, 5000), st.integers(0, 9000)), min_size=1, max_size=200),
+    max_tokens=st.sampled_from([5000, 8192, 262_144]),
+    max_patches=st.sampled_from([9000, 16_384, 1_048_576]),
+)
+@settings(max_examples=100, deadline=None)
+def test_two_budgets_never_take_more_bins_than_first_fit(
+    costs: list[tuple[int, int]], max_tokens: int, max_patches: int
+) -> None:
+    tokens, patches = np.array(costs).T
+    budget = Budget(max_tokens, max_patches)
+    packed = pack(tokens, budget, patches)
+    assert len(packed) <= max(first_fit_decreasing(tokens, patches, budget), 1.002 * packed.lower_bound)
+
+
+def test_the_size_of_the_budgets_does_not_blur_what_is_packed() -> None:
+    rng = np.random.default_rng(0)
+    captions = pack(rng.integers(50, 250, 20_000), Budget(262_144, 1_048_576), np.full(20_000, 256))
+    assert len(captions) <= captions.lower_bound + 1
+    assert captions.lower_bound == 12
+
+
+def test_parts_that_are_packed_apart_have_the_same_mixture(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sizes that repeat in step with the parts must not leave one kind of picture to each."""
+    monkeypatch.setattr(bins_module, "WAYS", tuple((way, 300) for way, _ in bins_module.WAYS[:1]))
+    tokens, patches, budget = two_budget_mixtures(20_000)["a few sizes"]
+    assert len(pack(tokens, budget, patches)) <= 1.03 * pack(tokens, budget, patches).lower_bound
 
 
 def mixture(count: int, seed: int = 0) -> np.ndarray:
