@@ -12,6 +12,7 @@ from rlvlm.errors import DataError
 
 _MASK64 = (1 << 64) - 1
 _ROUNDS = 4
+_ROUNDING = 1e-6  # shares after billions of draws are exact to this
 
 
 @dataclass(frozen=True)
@@ -26,8 +27,8 @@ class Draw:
 class Mixture:
     """Draws from several sources, in order or shuffled anew each epoch, as one pool or by weights.
 
-    With weights the source that is furthest behind its share is next, so that any stretch of draws holds the shares to
-    within one record; without, the sources are one pool and an epoch draws each record once.
+    With weights, after any number of draws each source has given its share to within one record, and so any stretch of draws holds
+    the shares to within two; without, the sources are one pool and an epoch draws each record once.
 
     Args:
         lengths: records of each source.
@@ -65,11 +66,21 @@ class Mixture:
                     return Draw(source, index, epoch)
                 index -= length
         assert self.weights is not None  # one pool has returned
-        behind = [(taken + 1) / weight for taken, weight in zip(self.taken, self.weights, strict=True)]
-        source = behind.index(min(behind))
+        source = self._next_source(self.weights)
         epoch, place = divmod(self.taken[source], self.lengths[source])
         self.taken[source] += 1
         return Draw(source, self._shuffled(place, self.lengths[source], source, epoch), epoch)
+
+    def _next_source(self, weights: Sequence[float]) -> int:
+        """Of the sources that are behind, the one that would first fall a record behind its share.
+
+        R. Tijdeman, "The chairman assignment problem", 1980: no source is ever off by more than ``1 - 1 / (2k - 2)`` for k sources.
+        """
+        slack = 1 / max(1, 2 * len(weights) - 2)
+        total, number = sum(weights), self.drawn + 1
+        due = [number * weight / total - taken for taken, weight in zip(self.taken, weights, strict=True)]
+        behind = [source for source, amount in enumerate(due) if amount >= slack - _ROUNDING]
+        return min(behind, key=lambda source: ((1 - slack - due[source]) / weights[source], source))
 
     def _shuffled(self, place: int, length: int, source: int, epoch: int) -> int:
         return shuffled(place, length, f"{self.seed},{source},{epoch}") if self.shuffle else place

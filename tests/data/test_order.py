@@ -52,14 +52,23 @@ def test_without_shuffling_records_come_in_the_order_of_the_files() -> None:
     ]
 
 
-@given(weights=st.lists(st.floats(0.05, 10), min_size=2, max_size=5), count=st.integers(1, 400))
+@given(weights=st.lists(st.floats(0.05, 50), min_size=1, max_size=60))
 @settings(max_examples=40, deadline=None)
-def test_any_stretch_holds_the_weights_to_within_a_record_a_source(weights: list[float], count: int) -> None:
+def test_every_source_has_given_its_share_to_within_a_record_after_any_number_of_draws(weights: list[float]) -> None:
     order = Mixture([10] * len(weights), weights, seed=1)
-    for _ in range(count):
+    for count in range(1, 300):
         order.draw()
-    shares = [count * weight / sum(weights) for weight in weights]
-    assert all(abs(taken - share) < len(weights) for taken, share in zip(order.taken, shares, strict=True))
+        shares = [count * weight / sum(weights) for weight in weights]
+        assert all(abs(taken - share) < 1 for taken, share in zip(order.taken, shares, strict=True))
+
+
+@pytest.mark.parametrize("weights", [[50.0] + [1.0] * 50, [50.0, *[1.0] * 50][::-1], [0.9, 0.05, 0.05], [1.0] * 40])
+def test_a_large_source_beside_many_small_ones_does_not_come_in_bursts(weights: list[float]) -> None:
+    order = Mixture([100] * len(weights), weights, seed=1)
+    batches = [[order.draw().source for _ in range(32)] for _ in range(60)]
+    for source, weight in enumerate(weights):
+        share = 32 * weight / sum(weights)
+        assert all(abs(batch.count(source) - share) < 2 for batch in batches)
 
 
 @pytest.mark.parametrize("weights", [None, [1.0, 3.0]])
