@@ -143,6 +143,7 @@ def _add_pack(verbs: Any) -> None:
     parser.add_argument("--over-long", choices=("drop", "keep"), default="drop", help="samples over a budget")
     parser.add_argument("--on-bad-row", choices=("stop", "skip"), default="stop")
     parser.add_argument("--bins-per-shard", type=int, default=256)
+    parser.add_argument("--seed", type=int, default=0, help="of the order in which bins are written")
     parser.add_argument("--workers", type=int, default=1, help="processes")
     parser.add_argument("--step", choices=("lengths", "bins", "shards", "all"), default="all")
     parser.set_defaults(run=_pack)
@@ -177,7 +178,7 @@ def _pack(arguments: argparse.Namespace) -> int:
             )
         report["bins"] = save_bins(bins, out / "bins")
     if step in ("shards", "all"):
-        shards = ShardTask(task, str(out / "lengths"), str(out / "bins"), str(out / "shards"))
+        shards = ShardTask(task, str(out / "lengths"), str(out / "bins"), str(out / "shards"), arguments.seed)
         manifest = write_shards(shards, bins_per_shard=arguments.bins_per_shard, workers=arguments.workers)
         report["shards"] = {name: value for name, value in manifest.items() if name != "shards"}
     print(json.dumps(report, indent=1))

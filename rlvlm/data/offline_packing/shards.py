@@ -21,6 +21,7 @@ from rlvlm.data.jobs import Job, file_hash, write_atomic
 from rlvlm.data.media import Picture
 from rlvlm.data.offline_packing.bins import Bins, Budget
 from rlvlm.data.offline_packing.lengths import Lengths, describe
+from rlvlm.data.order import shuffled
 from rlvlm.data.progress import Progress
 from rlvlm.data.prompts import template_of
 from rlvlm.data.workers import Chunk, SourceTask, plan_chunks, run_chunks
@@ -38,12 +39,16 @@ _MAGIC = (
 
 @dataclass(frozen=True)
 class ShardTask:
-    """What a process needs to write shards; it opens the source and the arrays itself."""
+    """What a process needs to write shards; it opens the source and the arrays itself.
+
+    ``seed`` shuffles the bins: those found first hold the longest samples, so in their own order the lengths of training data would fall.
+    """
 
     source: SourceTask
     lengths: str
     bins: str
     folder: str
+    seed: int = 0
 
 
 def save_bins(bins: Bins, folder: str | Path) -> dict[str, Any]:
@@ -57,6 +62,7 @@ def save_bins(bins: Bins, folder: str | Path) -> dict[str, Any]:
         "bins": len(bins),
         "samples": len(bins.samples),
         "tokens": bins.tokens,
+        "patches": bins.patches,
         "fill": bins.fill,
         "lower_bound": bins.lower_bound,
         "waste": bins.packed / bins.lower_bound - 1 if bins.lower_bound else 0.0,
@@ -83,7 +89,7 @@ def load_bins(folder: str | Path) -> Bins:
         np.load(Path(folder) / f"{name}.npy", mmap_mode="r") for name in ("samples", "offsets", "over_long")
     )
     budget = Budget(said["max_tokens"], said["max_patches"])
-    return Bins(samples, offsets, over_long, said["tokens"], budget, said["over_long_kept"])
+    return Bins(samples, offsets, over_long, said["tokens"], budget, said["over_long_kept"], said["patches"])
 
 
 def write_shards(
@@ -99,6 +105,7 @@ def write_shards(
     settings = {
         "step": "shards",
         "bins_per_shard": bins_per_shard,
+        "seed": task.seed,
         "bins": [file_hash(Path(task.bins) / f"{name}.npy") for name in ("samples", "offsets")],
         **describe(task.source),
     }
@@ -147,8 +154,9 @@ def _write_shard(task: ShardTask, chunk: Chunk) -> None:
     def write(path: Path) -> None:
         with open(path, "wb") as file:
             sink = _tar_writer(file)
-            for number in range(chunk.start, chunk.end):
-                entry, costs = _bin_entry(task.source, number, bins[number].tolist(), lengths)
+            for place in range(chunk.start, chunk.end):
+                rows = bins[shuffled(place, len(bins), f"shards,{task.seed}")].tolist()
+                entry, costs = _bin_entry(task.source, place, rows, lengths)
                 sink.write(entry)
                 for name, value in costs.items():
                     totals[name] += value
