@@ -59,15 +59,12 @@ def _pack_full(budget: int, with_patches: bool) -> dict[str, float]:
     start = time.perf_counter()
     packed = pack(tokens, Budget(budget, PATCHES[budget] if with_patches else None), patches if with_patches else None)
     seconds = time.perf_counter() - start
-    bound = packed.lower_bound
-    if with_patches:
-        bound = max(bound, -(-int(patches[patches <= PATCHES[budget]].sum(dtype=np.int64)) // PATCHES[budget]))
     return {
         "seconds": seconds,
         "gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
         "fill": packed.fill,
         "bins": len(packed),
-        "waste": len(packed) / bound - 1,
+        "waste": len(packed) / packed.lower_bound - 1,
         "over_long": len(packed.over_long),
     }
 
