@@ -227,7 +227,9 @@ def page() -> str:
     lines += [
         "## Presets\n",
         "`rlvlm train <recipe> +preset=<name>` lays one over the recipe. Conventions give options to whichever parts the recipe "
-        "chooses, where the recipe gives none (`algorithm.conventions`); whole algorithms also choose the parts.\n",
+        "chooses (`algorithm.conventions`); whole algorithms also choose the parts. What a preset says holds against the recipe under "
+        "it: `rlvlm check <recipe> +preset=<name>` prints each value that it changed. An override, or a recipe that inherits the "
+        "preset, holds against the preset.\n",
         *presets(),
         "",
     ]

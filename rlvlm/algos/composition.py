@@ -15,6 +15,7 @@ from rlvlm.algos.registries import (
     CORRECTIONS,
     COUNTS,
     FILTERS,
+    KL_ESTIMATORS,
     OUTPUTS,
     POLICY_LOSSES,
     REGULARIZERS,
@@ -135,7 +136,7 @@ def compose(
         policy_loss=POLICY_LOSSES.build(defaults.fill(POLICY_LOSSES, policy_loss)),
         aggregation=AGGREGATIONS.build(defaults.fill(AGGREGATIONS, aggregation)),
         value_loss=build_value_loss(defaults.fill(VALUE_LOSSES, value_loss)),
-        kl_in_reward=build_kl_in_reward(kl_in_reward),
+        kl_in_reward=build_kl_in_reward(_with_estimator(kl_in_reward, defaults)),
         corrections=tuple(CORRECTIONS.build(defaults.fill(CORRECTIONS, node)) for node in _listed(correction)),
         filters=tuple(FILTERS.build(defaults.fill(FILTERS, node)) for node in filters),
         on_loss=tuple(term for term in terms if term.part.traits["acts_on"] == "loss"),
@@ -150,6 +151,13 @@ def compose(
     _check_controllers(composition)
     _check_together(composition)
     return composition
+
+
+def _with_estimator(kl_in_reward: Any, defaults: Conventions) -> Any:
+    """The node of the KL in the reward, its estimator with the options that it has by convention."""
+    if not isinstance(kl_in_reward, Mapping) or not kl_in_reward.get("estimator"):
+        return kl_in_reward
+    return {**kl_in_reward, "estimator": defaults.fill(KL_ESTIMATORS, kl_in_reward["estimator"])}
 
 
 def farthest_scope(parts: Iterable[Part]) -> str:

@@ -15,16 +15,26 @@ from rlvlm.algos.registries import (
     AGGREGATIONS,
     CORRECTIONS,
     FILTERS,
+    KL_ESTIMATORS,
     POLICY_LOSSES,
     REGULARIZERS,
     VALUE_LOSSES,
 )
 from rlvlm.errors import ConfigError, nearest
-from rlvlm.registry import Registry, fits, split_node
+from rlvlm.registry import Entry, Registry, fits, split_node
 
 _KINDS = {
     registry.group: registry
-    for registry in (ADVANTAGES, POLICY_LOSSES, VALUE_LOSSES, REGULARIZERS, AGGREGATIONS, CORRECTIONS, FILTERS)
+    for registry in (
+        ADVANTAGES,
+        POLICY_LOSSES,
+        VALUE_LOSSES,
+        REGULARIZERS,
+        KL_ESTIMATORS,
+        AGGREGATIONS,
+        CORRECTIONS,
+        FILTERS,
+    )
 }
 
 
@@ -51,14 +61,33 @@ class Conventions:
             key: the part's name where the node is a weight or a mapping without one.
         """
         known = self._options.get(registry.group, {})
-        if node is None or not known:
+        if node is None or not (known or "kl_estimators" in self._options):
             return node
         if key is None:
             name, options = split_node(registry.kind, node)
         else:
             options = dict(node) if isinstance(node, Mapping) else {"weight": node}
             name = options.pop("name", key)
-        return {"name": name, **known.get(name, {}), **options}
+        given = known.get(name, {})
+        filled = {"name": name, **given, **options}
+        for option, group in self._held(registry, name).items():
+            filled[option] = self._fill_held(_KINDS[group], registry.get(name), option, given, options)
+        return filled if known or set(filled) != {"name"} else node
+
+    def _held(self, registry: Registry, name: str) -> Mapping[str, str]:
+        """The options of a part that hold parts themselves and have conventions, and the kind of each."""
+        held = registry.get(name).traits.get("holds", {}) if name in registry.names() else {}
+        return {option: group for option, group in held.items() if group in self._options}
+
+    def _fill_held(
+        self, kind: Registry, entry: Entry, option: str, given: Mapping[str, Any], options: Mapping[str, Any]
+    ) -> Any:
+        node = options.get(option, given.get(option, entry.options[option].default))
+        if option in options and option in given:
+            name, own = split_node(kind.kind, node)
+            usual, more = split_node(kind.kind, given[option])
+            node = {"name": name, **(more if name == usual else {}), **own}
+        return self.fill(kind, node)
 
 
 def _check(registry: Registry, name: str, given: Any) -> None:

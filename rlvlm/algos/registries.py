@@ -79,7 +79,7 @@ REGULARIZERS = Registry(
     "regularizers",
     builtins=("rlvlm.algos.regularizers", "rlvlm.algos.shaping"),
     readable=_in_loss,
-    traits={"scope": "token", "acts_on": "loss"},
+    traits={"scope": "token", "acts_on": "loss", "holds": {}},
 )
 AGGREGATIONS = Registry(
     "aggregation", "aggregations", builtins=("rlvlm.algos.aggregation",), readable=_aggregation_reads

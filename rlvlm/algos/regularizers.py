@@ -16,7 +16,7 @@ from rlvlm.algos.checks import check_token_fields
 from rlvlm.algos.registries import KL_ESTIMATORS, register_regularizer
 
 
-@register_regularizer("kl_to_reference")
+@register_regularizer("kl_to_reference", holds={"estimator": "kl_estimators"})
 class KLToReference:
     """KL of the policy to the reference at each token, by one of the KL estimators.
 

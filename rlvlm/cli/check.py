@@ -23,6 +23,8 @@ def main(argv: Sequence[str]) -> int:
     recipe, found = examine(argv[0], argv[1:])
     for problem in found.problems:
         print(f"error: {problem}")
+    for change in found.changes:
+        print(f"preset: {change}.")
     for note in found.notes:
         print(f"note: {note}")
     if found.problems or recipe is None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rlvlm.conf.loader import RecipeLoader
 from rlvlm.conf.recipes import find_recipe, to_tree, tree_problems
 from rlvlm.conf.schema import Recipe
 from rlvlm.conf.stages import build_stages
@@ -23,10 +24,14 @@ from rlvlm.rewards.config import RewardConfig
 
 @dataclass
 class Findings:
-    """What a check found: ``problems`` stop a run, ``notes`` say what could not be looked at (a file that is not there yet)."""
+    """What a check found: ``problems`` stop a run, ``notes`` say what could not be looked at (a file that is not there yet).
+
+    ``changes`` say what presets changed of the recipe's algorithm.
+    """
 
     problems: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    changes: list[str] = field(default_factory=list)
 
     def attempt(self, work: Callable[..., Any], *given: Any) -> Any:
         """Calls ``work``; an error of ours becomes a problem and the result ``None``."""
@@ -59,7 +64,27 @@ def examine(name_or_path: str | Path, overrides: Iterable[str] = ()) -> tuple[Re
     recipe: Recipe = build(Recipe, strip_unknown(tree, Recipe), found.problems)
     found.problems += tree_problems(tree)
     parts = check_recipe(recipe)
-    return recipe, Findings(list(dict.fromkeys([*found.problems, *parts.problems])), parts.notes)
+    changes = _preset_changes(name, loader, list(overrides), recipe) if loader.has_presets else []
+    return recipe, Findings(list(dict.fromkeys([*found.problems, *parts.problems])), parts.notes, changes)
+
+
+def _preset_changes(name: str, loader: RecipeLoader, overrides: list[str], recipe: Recipe) -> list[str]:
+    """What presets changed of each stage's algorithm; nothing where that can't be told, for what is wrong is told already."""
+    from rlvlm.conf.presets import preset_changes
+    from rlvlm.pipelines.stages import PIPELINES
+
+    ignored: list[str] = []
+    try:
+        tree = to_tree(loader.compose_leniently(name, overrides, presets=False))
+        bare: Recipe = build(Recipe, strip_unknown(tree, Recipe), ignored)
+        pairs = zip(build_stages(recipe, ignored), build_stages(bare, ignored), strict=True)
+        trained = [pair for pair in pairs if not PIPELINES.build(pair[0].pipeline).traits["supervised"]]
+        of_stage = {given.name: preset_changes(given.algorithm, without.algorithm) for given, without in trained}
+    except RlvlmError:
+        return []
+    alike = len({tuple(changes) for changes in of_stage.values()}) < 2
+    lines = [line if alike else f"stage '{stage}': {line}" for stage, own in of_stage.items() for line in own]
+    return list(dict.fromkeys(lines))
 
 
 def check_recipe(recipe: Recipe) -> Findings:

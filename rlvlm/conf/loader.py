@@ -29,6 +29,7 @@ from yaml import YAMLError
 
 from rlvlm.conf.merge import merge
 from rlvlm.conf.overrides import Setting, apply, as_layer, parse, to_setting
+from rlvlm.conf.presets import FOLDER, lay_preset
 from rlvlm.conf.problems import RecipeError
 from rlvlm.conf.schema import Recipe, store_schema
 from rlvlm.conf.stages import layer_problems, with_lists
@@ -44,7 +45,8 @@ class RecipeLoader(ConfigLoaderImpl):
 
     def __init__(self, search_path: ConfigSearchPathImpl) -> None:
         super().__init__(search_path)
-        self._layers: list[Tree] = []
+        self._layers: list[tuple[str, Tree]] = []
+        self._with_presets = True
         self.problems: list[str] = []
 
     def load_configuration(
@@ -61,9 +63,22 @@ class RecipeLoader(ConfigLoaderImpl):
             raise RecipeError(self.problems)
         return config
 
-    def compose_leniently(self, config_name: str, overrides: list[str]) -> DictConfig:
-        """What can be composed without the keys that are wrong; those are left in ``problems``."""
-        return self._load(config_name, overrides, RunMode.RUN, from_shell=False, validate=True)
+    def compose_leniently(self, config_name: str, overrides: list[str], *, presets: bool = True) -> DictConfig:
+        """What can be composed without the keys that are wrong; those are left in ``problems``.
+
+        Args:
+            presets: whether presets count; without them one sees what they change.
+        """
+        self._with_presets = presets
+        try:
+            return self._load(config_name, overrides, RunMode.RUN, from_shell=False, validate=True)
+        finally:
+            self._with_presets = True
+
+    @property
+    def has_presets(self) -> bool:
+        """Whether what was composed last has a preset."""
+        return any(path.startswith(FOLDER) for path, _ in self._layers)
 
     def _load(
         self, config_name: str | None, overrides: list[str], run_mode: RunMode, from_shell: bool, validate: bool
@@ -128,14 +143,17 @@ class RecipeLoader(ConfigLoaderImpl):
         own = with_lists({str(key): value for key, value in layer.items() if key not in (HYDRA, "defaults")})
         where = f"'{default.config_path}.yaml'"
         self.problems += [f"in {where}, {problem}." for problem in layer_problems(own)]
-        self._layers.append(strip_unknown(own, Recipe))
+        self._layers.append((str(default.config_path), strip_unknown(own, Recipe)))
         result.config = OmegaConf.create({key: value for key, value in layer.items() if key == HYDRA})
         return result
 
     def _tree(self) -> Tree:
         tree: Tree = {}
-        for layer in self._layers:
-            tree = merge(tree, layer)
+        for path, layer in self._layers:
+            if not path.startswith(FOLDER):
+                tree = merge(tree, layer)
+            elif self._with_presets:
+                tree = lay_preset(tree, layer)
         return tree
 
     def _apply(self, settings: list[Setting], tree: Tree) -> Tree:
