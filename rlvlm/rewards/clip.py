@@ -8,7 +8,7 @@ from typing import Any
 
 from rlvlm.errors import RewardError
 from rlvlm.ranges import at_least
-from rlvlm.rewards.models import LoadOnce, batches, check_path, load_pretrained
+from rlvlm.rewards.models import LoadOnce, as_text, batches, check_path, load_pretrained
 from rlvlm.rewards.pictures import decode, distinct, first_handle
 from rlvlm.rewards.rule import register_reward
 
@@ -41,7 +41,11 @@ class _Encoder:
         parts = []
         for some in batches(texts, batch_size):
             given = self.tokenizer(
-                list(some), padding="max_length", truncation=True, max_length=length, return_tensors="pt"
+                [as_text(self.tokenizer, text) for text in some],
+                padding="max_length",
+                truncation=True,
+                max_length=length,
+                return_tensors="pt",
             )
             read = {
                 name: given[name].to(self.model.device) for name in ("input_ids", "attention_mask") if name in given

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -50,6 +51,16 @@ def default_device() -> str:
     import torch
 
     return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def as_text(tokenizer: Any, text: str) -> str:
+    """A completion in which no control token of the tokenizer can be read: a space breaks each, so that it stays text.
+
+    Otherwise a completion could end its own turn and write the next one, or place a picture.
+    """
+    controls = sorted({str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}, key=len)
+    pattern = re.compile("|".join(re.escape(token) for token in reversed(controls) if len(token) > 1) or r"(?!)")
+    return pattern.sub(lambda found: f"{found[0][0]} {found[0][1:]}", text)
 
 
 def batches(items: Sequence[Item], size: int) -> Iterator[Sequence[Item]]:

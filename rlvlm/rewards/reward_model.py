@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from rlvlm.ranges import at_least
-from rlvlm.rewards.models import LoadOnce, batches, check_path, load_pretrained
+from rlvlm.rewards.models import LoadOnce, as_text, batches, check_path, load_pretrained
 from rlvlm.rewards.rule import register_reward
 
 
@@ -71,7 +71,7 @@ class RewardModel:
         import torch
 
         model, tokenizer = self._loaded()
-        texts = [_conversation(tokenizer, problem, text) for problem, text in pairs]
+        texts = [_conversation(tokenizer, problem, as_text(tokenizer, text)) for problem, text in pairs]
         given = tokenizer(texts, padding=True, truncation=True, max_length=self._max_length, return_tensors="pt")
         names = {
             name: value.to(model.device) for name, value in given.items() if name in ("input_ids", "attention_mask")

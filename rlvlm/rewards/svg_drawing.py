@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from rlvlm.rewards.extras import require
+from rlvlm.rewards.forked import run_forked
 
 MAX_CHARS = 100_000
 """A longer source is not drawn."""
@@ -22,6 +23,10 @@ MAX_COORDINATE = 1e6
 """An element with a larger number is not drawn: renderers overflow."""
 MAX_DEPTH = 100
 """Nesting at most, references included."""
+DRAW_SECONDS = 3
+"""CPU seconds of the renderer; a real drawing takes some hundredths."""
+DRAW_MEMORY_MB = 512
+"""Memory of the renderer above what the process has."""
 SIDE = 224
 """Pixels of a drawing's longer side."""
 
@@ -30,6 +35,7 @@ _SHAPES = frozenset(
     | {"path", "rect", "circle", "ellipse", "line", "polyline", "polygon", "text", "tspan"}
     | {"linearGradient", "radialGradient", "stop", "clipPath", "mask", "pattern", "marker"}
 )
+_LINES = frozenset({"path", "line", "polyline", "polygon"})
 _REFERENCE = re.compile(r"url\(\s*['\"]?#([^'\")\s]*)")
 _FOREIGN_URL = re.compile(r"url\(\s*['\"]?(?!#)|@import", re.IGNORECASE)
 _COSTLY = re.compile(r"opacity|mask|clip|blend|isolation|url\(", re.IGNORECASE)
@@ -120,9 +126,10 @@ def canvas_of(root: Any) -> tuple[int, int]:
 
 
 def render(root: Any, size: tuple[int, int]) -> np.ndarray | None:
-    """The drawing on white, [height, width, 3] uint8; ``None`` when it can't be drawn, has no size, or would cost too much.
+    """The drawing on white, [height, width, 3] uint8; ``None`` when it can't be drawn, has no size, or costs too much.
 
-    No fonts are loaded, so text is not drawn.
+    No fonts are loaded, so text is not drawn. The renderer works in a process of its own: a drawing that makes it abort, or that takes
+    longer or more memory than any real one, is one that can't be drawn.
     """
     view_box = _view_box(root)
     if view_box is None or _cost(root) > MAX_COST:
@@ -136,12 +143,20 @@ def render(root: Any, size: tuple[int, int]) -> np.ndarray | None:
     markup = require("lxml.etree").tostring(root, encoding="unicode")
     if "http://www.w3.org/2000/svg" not in markup:
         markup = markup.replace("<svg", '<svg xmlns="http://www.w3.org/2000/svg"', 1)
-    try:
-        png = require("resvg_py").svg_to_bytes(svg_string=markup, background="#ffffff", skip_system_fonts=True)
-    except ValueError:  # nothing to draw, or not a drawing
+    require("resvg_py")  # before the fork, so that it is loaded once
+    png = run_forked(lambda: _png(markup), seconds=DRAW_SECONDS, memory_mb=DRAW_MEMORY_MB)
+    if not png:
         return None
-    image = Image.open(io.BytesIO(bytes(png))).convert("RGB")
+    image = Image.open(io.BytesIO(png)).convert("RGB")
     return np.asarray(image if image.size == size else image.resize(size))
+
+
+def _png(markup: str) -> bytes:
+    """The drawing as a PNG file; nothing where there is nothing to draw, or no drawing."""
+    try:
+        return bytes(require("resvg_py").svg_to_bytes(svg_string=markup, background="#ffffff", skip_system_fonts=True))
+    except ValueError:
+        return b""
 
 
 def similarity(first: np.ndarray, second: np.ndarray) -> float:
@@ -182,6 +197,7 @@ def _cost(root: Any) -> float:
     """Shapes that drawing takes, with what references repeat; infinite for a circle or a long chain of references."""
     by_id = {element.get("id"): element for element in root.iter() if element.get("id")}
     cost: dict[Any, float] = {}
+    marked = _markers_of_all(root)
     styled = any(_COSTLY.search(element.text or "") for element in root.iter() if _name(element) == "style")
 
     def total(element: Any, depth: int) -> float:
@@ -191,7 +207,9 @@ def _cost(root: Any) -> float:
             cost[element] = math.inf  # while it is open: who comes back here goes in a circle
             inner = sum(total(child, depth + 1) for child in element)
             repeated = sum(
-                times * total(by_id[target], depth + 1) for target, times in _references(element) if target in by_id
+                times * total(by_id[target], depth + 1)
+                for target, times in _references(element, marked)
+                if target in by_id
             )
             costly = styled or any(_COSTLY.search(f"{name}:{value}") for name, value in element.attrib.items())
             cost[element] = (100.0 if costly else 1.0) + inner + repeated
@@ -200,10 +218,22 @@ def _cost(root: Any) -> float:
     return total(root, 0)
 
 
-def _references(element: Any) -> Iterator[tuple[str, int]]:
+def _references(element: Any, marked: frozenset[str]) -> Iterator[tuple[str, int]]:
+    """What an element draws beside itself, and how often; ``marked`` names the markers that stand on every line."""
+    corners = 1 + len(element.get("d", element.get("points", ""))) // 4
     for name, value in element.attrib.items():
         local = name.rpartition("}")[2]
         if local == "href":
             yield value.strip()[1:], 1
         for target in _REFERENCE.findall(value):
-            yield target, 1 + len(element.get("d", element.get("points", ""))) // 4 if local.startswith("marker") else 1
+            yield target, corners if "marker" in f"{local}:{value}" else 1
+    if marked and _name(element) in _LINES and all(_name(above) != "marker" for above in element.iterancestors()):
+        yield from ((target, corners) for target in marked)
+
+
+def _markers_of_all(root: Any) -> frozenset[str]:
+    """Markers that a style sheet or a group may put on any line."""
+    found = [text for element in root.iter() if _name(element) == "style" and "marker" in (text := element.text or "")]
+    groups = (element for element in root.iter() if _name(element) not in _LINES)
+    found += [value for group in groups for name, value in group.attrib.items() if "marker" in f"{name}:{value}"]
+    return frozenset(target for text in found for target in _REFERENCE.findall(text))

@@ -7,7 +7,7 @@ from typing import Any
 
 from rlvlm.errors import ConfigError, RewardError
 from rlvlm.ranges import at_least
-from rlvlm.rewards.models import LoadOnce, batches, check_path, load_pretrained
+from rlvlm.rewards.models import LoadOnce, as_text, batches, check_path, load_pretrained
 from rlvlm.rewards.pictures import decode, first_handle
 from rlvlm.rewards.rule import register_reward
 
@@ -70,7 +70,8 @@ class VqaConsistency:
                     del handles[row]
         for some in batches(list(handles), self._batch_size):
             pictures = [decode(handles[row]) for row in some]
-            questions = [self._question.replace("{text}", texts[row]) for row in some]
+            words = self._loaded()[1].tokenizer
+            questions = [self._question.replace("{text}", as_text(words, texts[row])) for row in some]
             for row, score in zip(some, self._ask(pictures, questions), strict=True):
                 scores[row] = score
         return scores

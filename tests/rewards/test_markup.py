@@ -193,3 +193,31 @@ def test_published_helpers_are_linear_where_their_patterns_are_not() -> None:
     assert not same_markup("<p>", "<!--" * 100_000)
     assert same_markup("<p class='a'>x</p>", '<p  class="a"><!-- note -->x</p>'.replace("  ", " "))
     assert time.process_time() - start < 2.0
+
+
+UNITS = 'patternUnits="userSpaceOnUse"'
+DOT, CORNERS = '<marker id="p"><circle r="40"/></marker>', "h1v1" * 20_000
+DRAWINGS_THAT_COST = {
+    "a pattern of nearly a million units": f'<pattern id="p" width="900000" height="900000" {UNITS}><rect width="9" height="9"/></pattern>'
+    '<rect width="64" height="64" fill="url(#p)"/>',
+    "a marker on every line of a group": f'{DOT}<g marker-mid="url(#p)"><path stroke="red" d="M0 0{CORNERS}"/></g>',
+    "a marker from a style sheet": f'<style>path{{marker-mid:url(#p)}}</style>{DOT}<path stroke="red" d="M0 0{CORNERS}"/>',
+    "a marker by a style": f'{DOT}<path style="stroke:red;marker:url(#p)" d="M0 0{CORNERS}"/>',
+}
+
+
+@pytest.mark.parametrize("name", DRAWINGS_THAT_COST)
+def test_a_drawing_that_costs_too_much_scores_0_and_ends_nothing(name: str) -> None:
+    assert _svg(f"{HEAD}{DRAWINGS_THAT_COST[name]}</svg>") == 0.0
+    assert _svg(SQUARE) == 1.0
+
+
+def test_lines_with_a_few_markers_are_drawn() -> None:
+    arrow = '<marker id="a" orient="auto"><path d="M0 0l3 1"/></marker><g marker-end="url(#a)"><path d="M9 9h40" stroke="red"/></g>'
+    assert _svg(f"{HEAD}{arrow}</svg>", f"{HEAD}{arrow}</svg>") == 1.0
+
+
+@pytest.mark.parametrize("pattern", ['width="4" height="4"', 'width="60" height="60"'])
+def test_patterns_of_a_drawings_size_are_drawn(pattern: str) -> None:
+    dots = f'<pattern id="p" {pattern} {UNITS}><circle r="2"/></pattern><rect width="64" height="64" fill="url(#p)"/>'
+    assert _svg(f"{HEAD}{dots}</svg>", f"{HEAD}{dots}</svg>") == 1.0
