@@ -38,7 +38,11 @@ class AlgorithmConfig:
     """Nodes of the group filters, applied in this order."""
 
     max_refills: int = 10
-    """How often a step draws new prompts in place of the groups that filters dropped, at most; 0 trains on what is left."""
+    """How often a step draws new prompts in place of the groups that filters dropped, at most; 0 trains on what is left.
+
+    Elsewhere: ``filter_groups.max_num_gen_batches`` (verl), ``max_try_make_batch`` (EasyR1, RLLaVA), which count the first
+    batch too and end the run where it is not full by then.
+    """
 
     conventions: dict[str, Any] = field(default_factory=dict)
     """Options by kind and name of part, taken where a node gives none: ``{"advantages": {"rloo": {"singleton": "reward"}}}``."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 from rlvlm.algorithm_config import AlgorithmConfig
-from rlvlm.algos.conventions import Conventions
 from rlvlm.algos.registries import ADVANTAGES, FILTERS
-from rlvlm.errors import SettingsError, nearest
-from rlvlm.registry import Entry, Part
+from rlvlm.errors import RlvlmError, SettingsError, nearest
+from rlvlm.registry import Entry, Part, Registry
 from rlvlm.rewards.compose import Rule
 from rlvlm.rewards.rule import REWARDS
 
@@ -22,12 +22,13 @@ def check_reward_names(config: AlgorithmConfig, rules: Sequence[Rule]) -> list[s
     A name that no rule has may still be a key of what a rule returns, where a rule does not declare those (``details=…``
     when it is registered): then it is not wrong, and what could not be looked at is returned, one sentence for each.
 
-    Raises ``SettingsError`` with a sentence for each name that nothing gives.
+    Raises ``SettingsError`` with a sentence for each name that nothing gives, and for each part that can't be built.
     """
     labels = [rule.label for rule in rules]
     known, open_rules = _told_by(rules)
-    problems, notes = [], []
-    for part, of in _named_by_filters(config):
+    problems: list[str] = []
+    notes: list[str] = []
+    for part, of in _named_by_filters(config, problems):
         if of in ("rewards", "scores", *labels, *known):
             continue
         wrong = f"filter '{part}' looks at '{of}', which no rule of reward.rules gives"
@@ -38,25 +39,33 @@ def check_reward_names(config: AlgorithmConfig, rules: Sequence[Rule]) -> list[s
             )
         else:
             problems.append(f"{wrong}{nearest(of, ['rewards', 'scores', *labels, *known])}.")
-    node = ADVANTAGES.build(config.advantage)
-    weights = node.options.get(node.traits["names_rules"] or "") or {}
-    problems += [
-        f"advantage '{node.name}' weighs the rule '{rule}', which is none of reward.rules{nearest(rule, labels)}."
-        for rule in weights
-        if rule not in labels
-    ]
+    for node in _built(ADVANTAGES, [config.advantage], problems):
+        weights = node.options.get(node.traits["names_rules"] or "") or {}
+        problems += [
+            f"advantage '{node.name}' weighs the rule '{rule}', which is none of reward.rules{nearest(rule, labels)}."
+            for rule in weights
+            if rule not in labels
+        ]
     if problems:
         raise SettingsError(problems)
     return notes
 
 
-def _named_by_filters(config: AlgorithmConfig) -> Iterator[tuple[str, str]]:
+def _built(registry: Registry, nodes: Iterable[Any], problems: list[str]) -> Iterator[Part]:
+    for node in nodes:
+        try:
+            yield registry.build(node)
+        except RlvlmError as error:
+            problems += error.problems
+
+
+def _named_by_filters(config: AlgorithmConfig, problems: list[str]) -> Iterator[tuple[str, str]]:
     """The name of each filter that looks at a reward, and of that reward."""
-    for node in config.filters:
-        part = FILTERS.build(Conventions(config.conventions).fill(FILTERS, node))
+    for part in _built(FILTERS, config.filters, problems):
         option = part.traits["names_reward"]
         if option is not None:
-            given = part.options.get(option, part.entry.options[option].default)
+            usual = config.conventions.get(FILTERS.group, {}).get(part.name, {})
+            given = {option: part.entry.options[option].default, **usual, **part.options}[option]
             yield part.name, str(given)
 
 

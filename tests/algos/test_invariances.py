@@ -27,12 +27,16 @@ ADVANTAGE_NODES += [
     {"name": "reinforce_plus_plus", "masked": "reset"},
 ]
 ADVANTAGE_NODES += ["reinforce_plus_plus_baseline", "gdpo"]
+ADVANTAGE_NODES += [{"name": "grpo", "whiten_tokens": True, "equal_groups": choice} for choice in ("zero", "whitened")]
 LOSS_NODES: list[Any] = ["ppo_clip", "decoupled_clip", "gspo", {"name": "gspo", "form": "token"}, "gpg", "reinforce"]
 LOSS_NODES += ["geo_mean", "cispo", "sapo", "dppo_tv", "dppo_kl", {"name": "kl_cov", "share": 0.2}]
 LOSS_NODES += [{"name": "clip_cov", "share": 0.2, "low": 0.0}]
 AGGREGATION_NODES: list[Any] = ["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "prompt-mean"]
 AGGREGATION_NODES += [{"name": "seq-mean-token-sum-norm", "length": 20}]
 CORRECTION_NODES: list[Any] = ["tis", {"name": "icepop", "level": "sequence"}, "ratio_mask", "rejection"]
+CORRECTION_NODES += [{"name": "rejection", "statistic": "ratio", "level": "max", "high": 1.5, "low": 0.7}]
+CORRECTION_NODES += [{"name": "areal_rejection", "level": "sequence", "agg": "max", "upper": 1.5}]
+CORRECTION_NODES += [{"name": "areal_rejection", "action": "clamp", "upper": 1.5, "lower": 0.7}]
 FILTER_NODES: list[Any] = ["reward_spread", {"name": "mean_window", "of": "exact"}, {"name": "length", "shortest": 3.0}]
 
 every = pytest.mark.parametrize

@@ -207,7 +207,10 @@ def test_a_batch_with_no_scored_row_is_skipped(tmp_path) -> None:
         assert all(entry["sum/skipped_batches"] == 1 for entry in read_metrics(tmp_path / advantage))
 
 
-def test_a_run_with_refills_that_was_broken_off_goes_on_as_if_nothing_had_happened(tmp_path, monkeypatch) -> None:
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_a_run_with_refills_that_was_broken_off_goes_on_as_if_nothing_had_happened(
+    tmp_path, monkeypatch, prefetch: int
+) -> None:
     def stage():
         made = rlvr_stage(
             steps=4,
@@ -217,7 +220,7 @@ def test_a_run_with_refills_that_was_broken_off_goes_on_as_if_nothing_had_happen
             rollout=RolloutConfig(n=3, max_new_tokens=3),
         )
         made.algorithm.filters = [{"name": "mean_window", "low": 0.0, "high": 0.17}]
-        made.data.eval = None
+        made.data.eval, made.data.prefetch = None, prefetch
         return made
 
     train([stage()], tmp_path / "whole", show=False)

@@ -107,6 +107,10 @@ def test_a_check_of_the_recipe_tells_both() -> None:
     assert any("shows when it runs" in note for note in check_stage(stage).notes)
     del stage.reward.rules["says_nothing"]
     assert any("looks at 'accuracy'" in problem for problem in check_stage(stage).problems)
+    stage.algorithm.filters.append("spred")
+    stage.algorithm.max_refills = -1
+    told = " ".join(check_stage(stage).problems)
+    assert all(piece in told for piece in ("looks at 'accuracy'", "no filter called 'spred'"))
 
 
 def test_a_run_filters_by_a_key_that_a_peers_function_returns(tmp_path) -> None:
