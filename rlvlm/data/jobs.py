@@ -9,9 +9,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from rlvlm.data.identity import identity
 from rlvlm.errors import DataError
-
-_READ = 1 << 14  # bytes of a file's beginning and end that its fingerprint looks at
 
 
 class Job:
@@ -33,11 +32,12 @@ class Job:
         note = self.folder / "job.json"
         if note.exists():
             before = json.loads(note.read_text(encoding="utf-8"))
-            changed = sorted(name for name in {*before, *asked} if before.get(name) != asked.get(name))
+            then, now = dict(_flat(before)), dict(_flat(asked))
+            changed = sorted(name for name in {*then, *now} if then.get(name) != now.get(name))
             if changed:
                 name = changed[0]
                 raise DataError(
-                    f"'{self.folder}' holds work with other settings ({name}: {before.get(name)!r}, now {asked.get(name)!r}); "
+                    f"'{self.folder}' holds work with other settings ({name}: {then.get(name)!r}, now {now.get(name)!r}); "
                     "go on with the same settings, remove that folder to begin anew, or choose another one."
                 )
         else:
@@ -51,6 +51,14 @@ class Job:
         """Which of the parts are finished."""
         there = set(os.listdir(self._parts))
         return [f"{number:06d}{suffix}" in there for number in range(count)]
+
+
+def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
 
 
 def _sweep(folder: Path) -> None:
@@ -75,21 +83,18 @@ def write_atomic(path: str | Path, content: bytes | Callable[[Path], Any]) -> No
     partial.replace(target)
 
 
-def fingerprint(paths: Iterable[str]) -> str:
-    """Hash of files' names, sizes, beginnings and ends: enough to notice other data, and little to read of large files.
+def fingerprints(paths: Iterable[str]) -> dict[str, str]:
+    """The size and a hash of each file by its name, as :mod:`rlvlm.data.identity` takes them, so that what changed can be named.
 
     A folder stands for the files in it; a path that is neither (a hub repository) for itself.
     """
-    digest = hashlib.blake2b(digest_size=12)
+    found: dict[str, str] = {}
     for path in _files_in(paths):
-        digest.update(f"{os.path.basename(path)};".encode())
-        if os.path.isfile(path):
-            with open(path, "rb") as file:
-                size = os.fstat(file.fileno()).st_size
-                digest.update(f"{size};".encode() + file.read(_READ))
-                file.seek(max(size - _READ, 0))
-                digest.update(file.read(_READ))
-    return digest.hexdigest()
+        name, of_file = os.path.basename(path), identity(path)
+        while name in found:  # files of one name in several folders
+            name += "'"
+        found[name] = f"{of_file['size']}-{of_file['hash'][:20]}"
+    return found
 
 
 def _files_in(paths: Iterable[str]) -> Iterator[str]:

@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from rlvlm.data.config import DataConfig, SourceConfig, read_sources
-from rlvlm.data.jobs import fingerprint
+from rlvlm.data.jobs import fingerprints
 from rlvlm.data.media import PictureLimits
 from rlvlm.data.records import FORMATS, as_record, column_of, format_of
 from rlvlm.errors import ConfigError, DataError, nearest
@@ -84,10 +84,10 @@ class Source:
         part.first, part._length = self.first + start, end - start
         return part
 
-    def fingerprint(self) -> str:
+    def fingerprints(self) -> dict[str, str]:
         """Hash that tells these rows from those of other files; of sources that make their rows, the settings tell."""
         picked = () if self.config.rows is None else (self.config.rows,)
-        return fingerprint((*self._files, *picked))
+        return fingerprints((*self._files, *picked))
 
     def row(self, index: int) -> int:
         """The number, in the file, of the record at this index."""

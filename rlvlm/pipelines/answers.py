@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rlvlm.batch import Batch
-from rlvlm.data.jobs import fingerprint
+from rlvlm.data.jobs import fingerprints
 from rlvlm.data.loader import Loader, row_of
 from rlvlm.data.selection import Answered, AnswerTask, collect_answers
 from rlvlm.data.sources import Source, open_sources
@@ -68,8 +68,8 @@ def _settings(stage: Stage, source: Source, success: float) -> dict[str, object]
         if f"{part}.{name}" not in _WITHOUT_EFFECT
     }
     files = {
-        "model_files": fingerprint([stage.model.path]) if stage.model.path else "",
-        "data_files": source.fingerprint(),
+        "model_files": fingerprints([stage.model.path]) if stage.model.path else "",
+        "data_files": source.fingerprints(),
     }
     return {
         **keys,

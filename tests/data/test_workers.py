@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from rlvlm.data.jobs import Job, fingerprint, write_atomic
+from rlvlm.data.jobs import Job, fingerprints, write_atomic
 from rlvlm.data.progress import Progress, clock
 from rlvlm.data.workers import Chunk, plan_chunks, run_chunks
 from rlvlm.errors import DataError
@@ -93,13 +93,13 @@ def test_a_fingerprint_tells_other_files_and_not_when_they_were_written(tmp_path
     seen = set()
     for content in (b"a" * 200_000, b"a" * 199_999 + b"b", b"b" + b"a" * 199_999, b"a"):
         file.write_bytes(content)
-        seen.add(fingerprint([str(file)]))
-        assert fingerprint([str(tmp_path / "data")]) == fingerprint([str(file)]), "a folder is the files in it"
+        seen.add(str(fingerprints([str(file)])))
+        assert fingerprints([str(tmp_path / "data")]) == fingerprints([str(file)]), "a folder is the files in it"
     assert len(seen) == 4
-    before = fingerprint([str(file)])
+    before = fingerprints([str(file)])
     os.utime(file, (0, 0))
-    assert fingerprint([str(file)]) == before
-    assert fingerprint(["owner/name@train"]) != fingerprint(["owner/name@test"])
+    assert fingerprints([str(file)]) == before
+    assert fingerprints(["owner/name@train"]) != fingerprints(["owner/name@test"])
 
 
 def test_half_written_files_of_dead_processes_are_swept_away(tmp_path: Path) -> None:

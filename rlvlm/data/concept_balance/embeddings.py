@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import torch
 from numpy.typing import NDArray
 
-from rlvlm.data.jobs import Job, fingerprint, write_atomic
+from rlvlm.data.jobs import Job, fingerprints, write_atomic
 from rlvlm.data.media import Picture
 from rlvlm.data.progress import Progress
 from rlvlm.data.workers import Chunk, SourceTask, plan_chunks, run_chunks
@@ -138,8 +138,8 @@ def embed_pictures(
         "step": "embeddings",
         "rows": len(source),
         "source": repr(task.config.train),
-        "data_files": source.fingerprint(),
-        "model": fingerprint([model.path]),
+        "data_files": source.fingerprints(),
+        "model": fingerprints([model.path]),
         "on_bad_row": task.config.on_bad_row,
     }
     job = Job(folder, settings)

@@ -74,7 +74,7 @@ def describe(task: SourceTask) -> dict[str, object]:
     config, family = task.config, task.family()
     return {
         "source": repr(config.train),
-        "data_files": task.source().fingerprint(),
+        "data_files": task.source().fingerprints(),
         "template": config.template,
         "system": config.system,
         "columns": dict(config.columns),

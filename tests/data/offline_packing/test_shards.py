@@ -200,7 +200,7 @@ def test_work_on_other_data_or_for_another_model_is_refused(tmp_path: Path) -> N
         count_lengths(task_of(path.as_posix(), "qwen2_5_vl"), tmp_path / "out", quiet=True)
     path.write_text(path.read_text().replace("answer 3", "answer three and more"))
     with pytest.raises(
-        DataError, match=r"holds work with other settings \(data_files: .*remove that folder to begin anew"
+        DataError, match=r"holds work with other settings \(data_files.data.jsonl: .*remove that folder to begin anew"
     ):
         count_lengths(task_of(path.as_posix()), tmp_path / "out", quiet=True)
 
