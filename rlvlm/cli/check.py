@@ -26,13 +26,18 @@ def main(argv: Sequence[str]) -> int:
     for change in found.changes:
         print(f"preset: {change}.")
     for note in found.notes:
-        print(f"note: {note}")
+        print(note_line(note))
     if found.problems or recipe is None:
         count = len(found.problems)
         print(f"{argv[0]}: {count} {'problem' if count == 1 else 'problems'}.")
         return 1
     print(f"{argv[0]}: nothing is wrong. {describe(recipe)}")
     return 0
+
+
+def note_line(note: str) -> str:
+    """A note as ``check`` and ``train`` print it."""
+    return f"note: {note}"
 
 
 def describe(recipe: Recipe) -> str:

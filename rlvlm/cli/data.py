@@ -8,15 +8,18 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from rlvlm.cli import data_show
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one verb; returns 0, or 1 where ``check`` finds faults."""
     parser = _parser()
     arguments, rest = parser.parse_known_args(argv)
     behind = [text for text in rest if "=" in text and not text.startswith("-")]  # overrides that stand after a flag
-    if rest and (behind != rest or arguments.verb != "select"):
+    takes_overrides = arguments.verb in ("select", "show")
+    if rest and (behind != rest or not takes_overrides):
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
-    if arguments.verb == "select":
+    if takes_overrides:
         arguments.overrides += behind
     run: Callable[[argparse.Namespace], int] = arguments.run
     return run(arguments)
@@ -26,6 +29,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="rlvlm data", description=__doc__)
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     _add_check(verbs)
+    data_show.add_parser(verbs)
     _add_select(verbs)
     _add_balance(verbs)
     _add_pack(verbs)

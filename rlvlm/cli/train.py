@@ -22,7 +22,8 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 import rlvlm
-from rlvlm.conf.check import check_recipe
+from rlvlm.cli.check import note_line
+from rlvlm.conf.check import check_recipe, examine
 from rlvlm.conf.loader import RecipeLoader
 from rlvlm.conf.problems import RecipeError
 from rlvlm.conf.recipes import find_recipe, recipe_names, to_recipe
@@ -191,8 +192,7 @@ def dispatch(hydra: Hydra, name: str, options: argparse.Namespace, parser: argpa
         jobs = Jobs()
         task = make_task(recipe, jobs)
         if not options.multirun:
-            config = hydra.config_loader.load_configuration(name, overrides, RunMode.RUN)
-            refuse_problems(to_recipe(config))  # before hydra makes the run directory
+            check_before_run(options)  # before hydra makes the run directory
         with jobs.making_directories():
             if options.multirun:
                 hydra.multirun(name, task, [*overrides, "hydra.mode=MULTIRUN"])
@@ -252,8 +252,18 @@ def resuming(tree: Mapping[str, Any]) -> dict[str, Any]:
     return again
 
 
+def check_before_run(options: argparse.Namespace) -> None:
+    """Prints the notes of ``rlvlm check`` and raises ``RecipeError`` with all that it finds wrong."""
+    more = [Path(options.config_dir).absolute()] if options.config_dir is not None else []
+    _, found = examine(options.recipe, options.overrides, more)
+    for note in found.notes:
+        print(note_line(note), file=sys.stderr)
+    if found.problems:
+        raise RecipeError(found.problems)
+
+
 def refuse_problems(recipe: Recipe) -> None:
-    """Raises ``RecipeError`` with everything that ``rlvlm check`` would find."""
+    """Raises ``RecipeError`` with what is wrong with a recipe that is composed already, such as one job of a sweep."""
     problems = check_recipe(recipe).problems
     if problems:
         raise RecipeError(problems)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import glob
 import importlib.util
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from rlvlm.conf import places
 from rlvlm.conf.loader import RecipeLoader
 from rlvlm.conf.recipes import find_recipe, to_tree, tree_problems
 from rlvlm.conf.schema import Recipe
@@ -21,17 +22,30 @@ from rlvlm.pipelines.config import Stage
 from rlvlm.registry import Registry, load_plugins
 from rlvlm.rewards.config import RewardConfig
 
+if TYPE_CHECKING:
+    from rlvlm.data.sources import Source
+
 
 @dataclass
 class Findings:
-    """What a check found: ``problems`` stop a run, ``notes`` say what could not be looked at (a file that is not there yet).
+    """What a check found.
 
-    ``changes`` say what presets changed of the recipe's algorithm.
+    Attributes:
+        problems: what stops a run.
+        notes: what a person should know: what could not be looked at, and settings that the data leaves without effect.
+        changes: what presets changed of the recipe's algorithm.
+        absent: those of the problems that say that something is not on this machine.
     """
 
     problems: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     changes: list[str] = field(default_factory=list)
+    absent: list[str] = field(default_factory=list)
+
+    def miss(self, problem: str) -> None:
+        """Adds the problem that something is not on this machine."""
+        self.problems.append(problem)
+        self.absent.append(problem)
 
     def attempt(self, work: Callable[..., Any], *given: Any) -> Any:
         """Calls ``work``; an error of ours becomes a problem and the result ``None``."""
@@ -49,14 +63,20 @@ class Findings:
         return len(self.problems) == before
 
 
-def examine(name_or_path: str | Path, overrides: Iterable[str] = ()) -> tuple[Recipe | None, Findings]:
+def examine(
+    name_or_path: str | Path, overrides: Iterable[str] = (), more: Iterable[Path] = ()
+) -> tuple[Recipe | None, Findings]:
     """Composes a recipe and checks it: wrong keys and wrong parts come together, the ones do not hide the others.
 
     The recipe is what could be made of it, and ``None`` where nothing could. Raises ``ConfigError`` when it is not there.
+
+    Args:
+        more: folders beside the library's in which recipes are looked for.
     """
-    name, loader = find_recipe(name_or_path)
+    overrides = list(overrides)
+    name, loader = find_recipe(name_or_path, more)
     found = Findings()
-    config = found.attempt(loader.compose_leniently, name, list(overrides))
+    config = found.attempt(loader.compose_leniently, name, overrides)
     found.problems += loader.problems
     tree = found.attempt(to_tree, config) if config is not None else None
     if tree is None:
@@ -64,8 +84,14 @@ def examine(name_or_path: str | Path, overrides: Iterable[str] = ()) -> tuple[Re
     recipe: Recipe = build(Recipe, strip_unknown(tree, Recipe), found.problems)
     found.problems += tree_problems(tree)
     parts = check_recipe(recipe)
-    changes = _preset_changes(name, loader, list(overrides), recipe) if loader.has_presets else []
-    return recipe, Findings(list(dict.fromkeys([*found.problems, *parts.problems])), parts.notes, changes)
+    keys = {text.partition("=")[0].lstrip("+") for text in overrides}
+    notes = list(parts.notes)
+    for stage in build_stages(recipe, []):
+        with contextlib.suppress(RlvlmError):  # sources that can't be read are told already
+            notes += places.eval_not_moved(stage, keys)
+    problems = list(dict.fromkeys([*found.problems, *parts.problems]))
+    changes = _preset_changes(name, loader, overrides, recipe) if loader.has_presets else []
+    return recipe, Findings(problems, list(dict.fromkeys(notes)), changes, parts.absent)
 
 
 def _preset_changes(name: str, loader: RecipeLoader, overrides: list[str], recipe: Recipe) -> list[str]:
@@ -97,9 +123,11 @@ def check_recipe(recipe: Recipe) -> Findings:
     for name, own in of_stage.items():
         for problem in own.problems:
             everywhere = all(problem in other.problems for other in of_stage.values())
-            found.problems.append(problem if everywhere else f"stage '{name}': {problem}")
+            told = problem if everywhere else f"stage '{name}': {problem}"
+            (found.miss if problem in own.absent else found.problems.append)(told)
         found.notes += own.notes
-    return Findings(list(dict.fromkeys(found.problems)), list(dict.fromkeys(found.notes)))
+    problems, notes, absent = (list(dict.fromkeys(told)) for told in (found.problems, found.notes, found.absent))
+    return Findings(problems, notes, absent=absent)
 
 
 def check_stage(stage: Stage) -> Findings:
@@ -147,8 +175,8 @@ def _check_model(stage: Stage, found: Findings) -> None:
         from rlvlm.models.loading import BUILDERS
 
         found.attempt(BUILDERS.build, node)
-    elif path is not None and not (Path(path) / "config.json").is_file():
-        found.notes.append(f"model.path '{path}' is no folder with a config.json, so the model was not looked at.")
+    elif path is not None and (problem := places.model_problem(path)) is not None:
+        (found.problems.append if Path(path).expanduser().exists() else found.miss)(problem)
 
 
 def _check_engines(stage: Stage, found: Findings) -> None:
@@ -233,8 +261,11 @@ def _check_data(stage: Stage, found: Findings) -> None:
     found.attempt(find_template, stage.data.template)
     if stage.data.train is None:
         found.problems.append("data.train is empty; name a file, a source or a list of them.")
+    for missing in found.attempt(lambda: list(places.folder_problems(stage))) or []:
+        found.miss(missing)
     for split in ("train", "eval"):
         _check_records(stage, split, found)
+    found.notes += found.attempt(lambda: list(places.left_behind(stage))) or []
 
 
 def _check_records(stage: Stage, split: str, found: Findings) -> None:
@@ -244,12 +275,15 @@ def _check_records(stage: Stage, split: str, found: Findings) -> None:
     from rlvlm.rewards.samples import check_columns
 
     for source in found.attempt(read_sources, getattr(stage.data, split), f"data.{split}") or []:
-        if not _check_source(source, f"data.{split}", found):
+        gone = source.path is not None and not places.is_there(source.path)
+        unnamed = (
+            gone and source.name is None and places.is_hub_name(source.path or "")
+        )  # owner/name: a hub's, without its split
+        if not unnamed and not _check_source(source, f"data.{split}", found):
             continue
-        if source.path is not None and not _is_there(source.path):
-            found.notes.append(
-                f"data.{split} '{source.path}' is not on this machine, so its records were not looked at."
-            )
+        if gone:
+            told, only_note = places.data_problem(str(source.path), f"data.{split}")
+            (found.notes.append if only_note else found.miss)(told)
             continue
         opened = found.attempt(open_source, source, stage.data, split, stage.run.seed)
         if opened is not None and not len(opened):
@@ -258,6 +292,17 @@ def _check_records(stage: Stage, split: str, found: Findings) -> None:
         if record is not None and stage.reward.rules:
             found.attempt(check_columns, record)
             _check_reads(stage, record, f"data.{split} '{opened.name}'", found)
+        if record is not None:
+            found.notes += places.silent_settings(stage, source, _first(opened), f"data.{split} '{opened.name}'")
+
+
+def _first(source: Source) -> list[Mapping[str, Any]]:
+    """The first records of a source that can be read; those that can't are for ``rlvlm data check`` to tell."""
+    records = []
+    for index in range(min(len(source), places.LOOKED_AT)):
+        with contextlib.suppress(RlvlmError):
+            records.append(source[index])
+    return [record for record in records if record is not None]
 
 
 def _check_source(source: SourceConfig, key: str, found: Findings) -> bool:
@@ -299,11 +344,6 @@ def _check_reads(stage: Stage, record: Mapping[str, Any], where: str, found: Fin
                 found.problems.append(
                     f"reward rule '{rule.label}' reads '{name}', which the records of {where} do not have{nearest(name, there)}."
                 )
-
-
-def _is_there(path: str) -> bool:
-    """Whether a file, a folder (``folder@split``) or a pattern leads to anything on this machine; hubs are not asked."""
-    return any(Path(one).exists() for one in (path, path.rpartition("@")[0] or path)) or bool(glob.glob(path))
 
 
 def _listed(node: Any) -> list[Any]:
