@@ -21,7 +21,7 @@ from rlvlm.rewards.runner import Result, Runner
 
 SHOWN_ROWS = 20
 SHOWN_ERRORS = 10
-_GIVEN = ("response_length", "max_length", "truncated")
+_GIVEN = ("response_length", "max_length", "truncated", "completion_ids", "prompt_ids")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

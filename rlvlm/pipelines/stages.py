@@ -128,7 +128,7 @@ class Examiner:
 def build_reward(stage: Stage, context: StageContext) -> Reward:
     """The reward role of a stage; rows that fail go to ``reward_errors.jsonl`` of the run."""
     log = context.run.path / "reward_errors.jsonl"
-    return Reward(stage.reward, max_length=stage.rollout.max_new_tokens, error_log=log)
+    return Reward(stage.reward, max_length=stage.rollout.max_new_tokens, error_log=log, steps=stage.run.steps)
 
 
 @register_pipeline("rlvr")

@@ -77,7 +77,7 @@ def check_reward(
         answer: a gold answer that the reward can read; the right completions give it.
         wrong: an answer that is wrong.
         record: the other columns that the reward reads.
-        style: of a peer's function: ``verl``, ``easyr1`` or ``trl``.
+        style: of another library's function, one of ``rlvlm.rewards.compose.PEER_STYLES``.
         timeout: seconds for one completion.
         options: the reward's options.
 
@@ -119,7 +119,7 @@ def _runner(reward: Any, style: str | None, options: Mapping[str, Any], timeout:
 
 
 def _own_rule(function: Callable[..., Any], style: str | None, options: Mapping[str, Any], timeout: float) -> Rule:
-    """A rule of a function that is not registered; it runs in a thread with a deadline."""
+    """A rule of a function that is not registered; it runs in a fork, which has it already."""
     label = getattr(function, "__name__", type(function).__name__)
     if style is not None:
         from rlvlm.compat.rewards import adapt
@@ -159,7 +159,15 @@ def _completions(right: str, wrong: str) -> dict[str, str]:
 
 def _try(runner: Runner, name: str, completion: str, columns: Mapping[str, Any], report: CheckReport) -> None:
     samples = Samples(
-        [completion], [columns], columns={"response_length": [len(completion) // 4], "max_length": [1024]}
+        [completion],
+        [columns],
+        columns={
+            "response_length": [len(completion) // 4],
+            "max_length": [1024],
+            "completion_ids": [[*range(len(completion) // 4)]],
+            "prompt_ids": [[0]],
+            "training": [{"step": 0, "steps": 1, "epoch": 0}],
+        },
     )
     start = time.monotonic()
     result = runner.score(samples)

@@ -124,7 +124,7 @@ class _Clip:
             )
 
 
-@register_reward("clip_similarity", batched=True, example=_EXAMPLE, ranges=_RANGES)
+@register_reward("clip_similarity", batched=True, in_trainer=True, example=_EXAMPLE, ranges=_RANGES)
 class ClipSimilarity:
     """Cosine between picture and answer under a CLIP-like model, negative ones as 0.
 
@@ -147,7 +147,7 @@ class ClipSimilarity:
         return found.put((found.pictures[found.picture_of] * found.answers).sum(-1).clamp(0.0, 1.0))
 
 
-@register_reward("clip_retrieval", batched=True, example=_EXAMPLE, ranges=_RANGES)
+@register_reward("clip_retrieval", batched=True, in_trainer=True, example=_EXAMPLE, ranges=_RANGES)
 class ClipRetrieval:
     """Mean of P(picture | answer) and P(answer | picture) within the batch, under a CLIP-like model.
 

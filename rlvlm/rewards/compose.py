@@ -15,8 +15,8 @@ from rlvlm.rewards.extras import check_installed
 from rlvlm.rewards.options import check_options
 from rlvlm.rewards.rule import REWARDS
 
-PEER_STYLES = ("verl", "easyr1", "trl")
-"""A node whose ``style`` is one of these names a peer's reward function by ``path`` and ``function``."""
+PEER_STYLES = ("verl", "easyr1", "trl", "verl_batch", "areal", "openrlhf", "swift")
+"""A node whose ``style`` is one of these names a reward function of another library by ``path`` and ``function``."""
 
 _SETTINGS = ("weight", "name", "gate", "timeout", "by", "table", "default")
 GATE_HOLDS = 0.5

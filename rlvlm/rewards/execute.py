@@ -30,13 +30,22 @@ class Failure:
     message: str
 
 
+@dataclass(frozen=True)
+class Batched:
+    """What a batched rule may give instead of a list: the values of all rows, and metrics of the whole batch by name."""
+
+    values: Sequence[Any]
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
 @dataclass
 class Scores:
-    """What one rule gave: a score or ``None`` for each row, the details that it gave, and the failures, both by row."""
+    """What one rule gave: a score or ``None`` for each row, details and failures by row, and metrics of the batch by name."""
 
     values: list[float | None]
     details: dict[int, Mapping[str, Any]] = field(default_factory=dict)
     failures: dict[int, Failure] = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
 
     def put(self, row: int, label: str, value: Any) -> None:
         """Keeps one result: a number, a mapping with ``score``, a ``Failure``, or a ``RewardError`` in place of a score."""
@@ -110,7 +119,7 @@ def run_rows(part: Part, label: str, samples: Samples, rows: Sequence[int], into
     call = by_position(part)
     columns = needed if len(rows) == len(samples) else [[column[row] for row in rows] for column in needed]
     if columns and not optional:
-        _put_all(label, _mapped(call, label, columns), rows, into)
+        put_all(label, _mapped(call, label, columns), rows, into)
         return
     for row, given in zip(rows, zip(*columns, strict=True) if columns else [()] * len(rows), strict=True):
         try:
@@ -158,10 +167,11 @@ def run_batched(part: Part, label: str, samples: Samples, rows: Sequence[int], i
         values = list(part.call(**columns_of(part, samples, rows))) if rows else []
     except Exception as error:
         values = [failure_of(label, error)] * len(rows)
-    _put_all(label, values, rows, into)
+    put_all(label, values, rows, into)
 
 
-def _put_all(label: str, values: Sequence[Any], rows: Sequence[int], into: Scores) -> None:
+def put_all(label: str, values: Sequence[Any], rows: Sequence[int], into: Scores) -> None:
+    """Keeps what a rule gave for these rows; another number of values fails all of them."""
     if len(values) != len(rows):
         message = f"the batched reward '{label}' gave {len(values)} scores for {len(rows)} completions; it gives one for each."
         values = [Failure(label, "value", message)] * len(rows)
@@ -193,6 +203,20 @@ async def run_async(
 ) -> None:
     """Awaits an async part: one of single samples for all rows at once with ``timeout`` seconds each, or one of columns."""
     rows = complete_rows(part, label, samples, rows, into)
+    if not part.traits["batched"]:
+        values = await await_rows(part, label, rows_of(part, samples, rows), timeout)
+    elif rows:
+        try:
+            values = list(await part.call(**columns_of(part, samples, rows)))
+        except Exception as error:
+            values = [failure_of(label, error)] * len(rows)
+    else:
+        values = []
+    put_all(label, values, rows, into)
+
+
+async def await_rows(part: Part, label: str, rows: Sequence[dict[str, Any]], timeout: float) -> list[Any]:
+    """Awaits an async part of single samples for all rows at once, with ``timeout`` seconds for each."""
 
     async def one(given: dict[str, Any]) -> Any:
         try:
@@ -202,16 +226,7 @@ async def run_async(
         except Exception as error:
             return failure_of(label, error)
 
-    if not part.traits["batched"]:
-        values = await asyncio.gather(*map(one, rows_of(part, samples, rows)))
-    elif rows:
-        try:
-            values = list(await part.call(**columns_of(part, samples, rows)))
-        except Exception as error:
-            values = [failure_of(label, error)] * len(rows)
-    else:
-        values = []
-    _put_all(label, values, rows, into)
+    return await asyncio.gather(*map(one, rows))
 
 
 def is_async(target: Callable[..., Any]) -> bool:
@@ -219,12 +234,13 @@ def is_async(target: Callable[..., Any]) -> bool:
     return inspect.iscoroutinefunction(target.__call__ if inspect.isclass(target) else target)  # type: ignore[operator]
 
 
-def timed_out(label: str, seconds: float) -> Failure:
-    """The failure of a row that took too long."""
+def timed_out(label: str, seconds: float, rows: int = 1) -> Failure:
+    """The failure of a row, or of several that were scored at once, that took too long."""
+    what = "one completion" if rows == 1 else f"{rows} completions"
     return Failure(
         label,
         "timeout",
-        f"reward '{label}' took longer than {seconds:g} s for one completion; raise its 'timeout' or mend the rule.",
+        f"reward '{label}' took longer than {seconds:g} s for {what}; raise its 'timeout' or mend the rule.",
     )
 
 

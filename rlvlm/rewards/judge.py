@@ -48,6 +48,7 @@ _FIRST_WAIT, _LONGEST_WAIT = 0.5, 30.0
 @register_reward(
     "llm_judge",
     batched=True,
+    in_trainer=True,
     ranges=(above(0, "top", "per_minute", "request_timeout"), at_least(1, "concurrency"), at_least(0, "retries")),
     imports=("httpx",),
     example={

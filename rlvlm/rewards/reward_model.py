@@ -13,6 +13,7 @@ from rlvlm.rewards.rule import register_reward
 @register_reward(
     "reward_model",
     batched=True,
+    in_trainer=True,
     ranges=(at_least(1, "max_length", "batch_size"), at_least(0, "label")),
     range=(float("-inf"), float("inf")),
     example={

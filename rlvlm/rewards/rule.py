@@ -20,6 +20,9 @@ INJECTED: dict[str, str] = {
     "response_length": "tokens of the completion",
     "max_length": "token limit of a completion",
     "truncated": "whether the completion stopped by length",
+    "completion_ids": "token ids of the completion",
+    "prompt_ids": "token ids of the prompt, as the model sees it",
+    "training": "where training stands: {step, steps, epoch}, each null where it is not known",
 }
 """Names that the library fills in; a record column of the same name is an error."""
 
@@ -35,6 +38,8 @@ _RULES = "format number multiple_choice boolean string bbox math ocr html svg co
 TRAITS = {
     "batched": False,
     "isolated": None,
+    "in_trainer": False,
+    "stateful": False,
     "imports": (),
     "range": (0.0, 1.0),
     "example": None,
@@ -46,8 +51,11 @@ TRAITS = {
 """Traits of a rule and their defaults:
 
 - ``batched``: it takes columns and gives a list; a ``RewardError`` in place of a score fails that row alone.
-- ``isolated``: it runs in the pool of processes (``True``) or in this process (``False``); ``None`` means the pool for a
-  function that a fresh process can import, and otherwise a thread with a deadline.
+- ``isolated``: ``False`` runs it in the trainer's own thread, where nothing can stop it: for what takes microseconds and can't hang.
+  Otherwise it runs in a process that a time limit kills: functions of one row in the pool, the others in one of their own.
+- ``in_trainer``: it holds a model on the trainer's device, or waits for a server, and runs in a thread of the trainer. Past its time
+  its rows fail and the thread is left behind, so it must not hold the interpreter (as a regular expression can).
+- ``stateful``: a function with state between calls, which one process must see all of; a class has it in any case.
 - ``imports``: modules of the extra ``rewards`` that it needs; their absence is told before a run.
 - ``ranges``: of its numeric options, as of ``rlvlm.ranges``; ``ordered``: pairs of options, the first at most the second.
 - ``ready``: called with its options when the rule is built; raises where this machine can't run it, so that a run is told before it starts.

@@ -17,6 +17,8 @@ from rlvlm.rewards.config import RewardConfig
 from rlvlm.rewards.deadline import run_batched_in_thread, run_on_loop, run_rows_in_thread
 from rlvlm.rewards.execute import Failure, Scores, complete_rows, is_async, rows_of, run_batched, run_rows
 from rlvlm.rewards.pool import Pool
+from rlvlm.rewards.process import is_importable
+from rlvlm.rewards.resident import Resident
 from rlvlm.rewards.samples import MISSING, Samples
 
 MAX_WORKERS = 8
@@ -34,12 +36,14 @@ class Result:
         parts: raw score of each rule, by label, for each row; ``None`` where it failed.
         details: what rules told beside their scores, by label and row.
         failures: the first failure of each row that has one.
+        metrics: what rules told of the whole batch, by label and name.
     """
 
     scores: list[float | None]
     parts: dict[str, list[float | None]]
     details: dict[str, dict[int, Mapping[str, Any]]] = field(default_factory=dict)
     failures: dict[int, Failure] = field(default_factory=dict)
+    metrics: dict[str, dict[str, float]] = field(default_factory=dict)
 
 
 class Runner:
@@ -56,6 +60,7 @@ class Runner:
         self._pool, self._own_pool = pool, pool is None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._recent: deque[bool] = deque(maxlen=ERROR_WINDOW)
+        self._residents: dict[int, Resident] = {}
         self._lock = threading.Lock()
 
     def samples(
@@ -111,6 +116,8 @@ class Runner:
         with self._lock:
             if self._pool is not None and self._own_pool:
                 self._pool.close()
+            for resident in self._residents.values():
+                resident.close()
             if self._loop is not None:
                 self._loop.call_soon_threadsafe(self._loop.stop)
                 self._loop = None
@@ -132,6 +139,8 @@ class Runner:
             rows = complete_rows(rule.part, rule.label, samples, rows, into)
             given = rows_of(rule.part, samples, rows)
             return self._pool_now().submit(rule, list(zip(rows, given, strict=True)), into).wait
+        if place_of(rule) == "process":
+            return self._resident(rule).submit(samples, rows, into)
         run: Callable[..., None] = run_batched_in_thread if rule.part.traits["batched"] else run_rows_in_thread
         if place_of(rule) == "loop":
             run = functools.partial(run_on_loop, self._loop_now())
@@ -146,6 +155,14 @@ class Runner:
             if self._pool is None:
                 self._pool = Pool(self.config.workers or default_workers(), self.config.memory_mb)
             return self._pool
+
+    def _resident(self, rule: Rule) -> Resident:
+        with self._lock:
+            if (
+                id(rule) not in self._residents
+            ):  # the rule lives as long as its process's handle, so the id stays its own
+                self._residents[id(rule)] = Resident(rule, self.config.memory_mb)
+            return self._residents[id(rule)]
 
     def _loop_now(self) -> asyncio.AbstractEventLoop:
         with self._lock:
@@ -182,16 +199,21 @@ def default_workers() -> int:
     return max(1, min(MAX_WORKERS, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
 
 
-def place_of(rule: Rule) -> Literal["inline", "pool", "loop", "thread"]:
-    """Where a rule runs: in this thread, in the pool of processes, on the event loop, or in a thread with a deadline."""
+def place_of(rule: Rule) -> Literal["inline", "pool", "process", "loop", "thread"]:
+    """Where a rule runs, by what it declares.
+
+    ``isolated=False``: in this thread. ``in_trainer``: in a thread with a deadline, or on the event loop. Functions of one row that a
+    fresh process can find: in the pool of processes. All others, which have state or take whole batches: in a process of their own.
+    """
     assert rule.part is not None
-    isolated, entry = rule.part.traits["isolated"], rule.part.entry
-    if is_async(entry.target):
-        return "loop"
-    if isolated is not None and not rule.in_process:
-        return "pool" if isolated else "inline"
-    importable = not rule.in_process and entry.target.__module__ != "__main__" and "<" not in entry.target.__qualname__
-    return "thread" if entry.is_class or rule.part.traits["batched"] or not importable else "pool"
+    traits, entry = rule.part.traits, rule.part.entry
+    waits = is_async(entry.target)
+    if traits["in_trainer"] or (waits and traits["isolated"] is False):
+        return "loop" if waits else "thread"
+    if traits["isolated"] is False:
+        return "inline"
+    alone = entry.is_class or traits["stateful"] or traits["batched"] or waits or not is_importable(rule)
+    return "process" if alone else "pool"
 
 
 def _run_inline(rule: Rule, samples: Samples, rows: Sequence[int], into: Scores) -> None:
@@ -237,4 +259,5 @@ def _sum(rules: Sequence[Rule], kept: Mapping[str, Scores], size: int) -> Result
         {label: scores.values for label, scores in kept.items()},
         {label: scores.details for label, scores in kept.items()},
         failures,
+        {label: scores.metrics for label, scores in kept.items() if scores.metrics},
     )

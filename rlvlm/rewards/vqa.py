@@ -17,6 +17,7 @@ QUESTION = "Does this picture show the following? {text}\nAnswer yes or no."
 @register_reward(
     "vqa_consistency",
     batched=True,
+    in_trainer=True,
     ranges=(at_least(1, "batch_size"),),
     example={
         "completion": "<answer>two dogs on a beach</answer>",

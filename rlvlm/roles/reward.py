@@ -28,14 +28,20 @@ class Reward:
         config: rules, weights, scale and limits.
         max_length: token limit of a completion, for rules that read it.
         error_log: file of JSON lines that every failed row is added to.
+        steps: how many training steps there will be, for rules that read where training stands.
 
     Use it as a context manager, or call :meth:`close`, so that worker processes end with the run.
     """
 
     def __init__(
-        self, config: RewardConfig, *, max_length: int | None = None, error_log: str | Path | None = None
+        self,
+        config: RewardConfig,
+        *,
+        max_length: int | None = None,
+        error_log: str | Path | None = None,
+        steps: int | None = None,
     ) -> None:
-        self.config, self.max_length = config, max_length
+        self.config, self.max_length, self.steps = config, max_length, steps
         self.error_log = None if error_log is None else Path(error_log)
         self.runner = Runner(config)
         self._ahead: ThreadPoolExecutor | None = None
@@ -88,6 +94,11 @@ class Reward:
             "response_length": lambda: batch["loss_mask"].sum(1).tolist(),
             "max_length": lambda: [self.max_length] * rows,
             "truncated": lambda: batch["truncated"].tolist() if "truncated" in batch else [None] * rows,
+            "completion_ids": lambda: _completion_ids(batch),
+            "prompt_ids": lambda: _prompt_ids(batch),
+            "training": lambda: (
+                [{"step": batch.meta.get("step"), "steps": self.steps, "epoch": batch.meta.get("epoch")}] * rows
+            ),
             "images": lambda: _pictures(batch),
             "image_size": lambda: [first.image.stored_size if first else None for first in _first_pictures(batch)],
             "resized_size": lambda: [first.size if first else None for first in _first_pictures(batch)],
@@ -98,6 +109,8 @@ class Reward:
 def _written(batch: Batch, result: Result, config: RewardConfig, errors: list[dict[str, Any]]) -> Batch:
     kept = [row for row, score in enumerate(result.scores) if score is not None]
     metrics = {**batch.meta.get("metrics", {}), "sum/reward/errors": float(len(batch) - len(kept))}
+    for label, told in result.metrics.items():
+        metrics.update({f"mean/reward/{label}/{name}": value for name, value in told.items()})
     if errors:
         batch = batch.index(kept)
     fields: dict[Any, Tensor] = {
@@ -146,6 +159,18 @@ def _errors_of(batch: Batch, result: Result) -> list[dict[str, Any]]:
         }
         for row, failure in sorted(result.failures.items())
     ]
+
+
+def _completion_ids(batch: Batch) -> list[list[int]]:
+    """The ids of each row's policy tokens."""
+    own = zip(batch["input_ids"], batch["loss_mask"], strict=True)
+    return [ids[mask].tolist() for ids, mask in own] if "input_ids" in batch else [[]] * len(batch)
+
+
+def _prompt_ids(batch: Batch) -> list[list[int]]:
+    """The expanded ids of each row's prompt; a group shares one list."""
+    of_prompt = [prompt.ids.tolist() for prompt in batch.prompts]
+    return [of_prompt[group] for group in batch["group_ids"].tolist()]
 
 
 def _pictures(batch: Batch) -> list[list[Any]]:

@@ -132,18 +132,25 @@ def test_trl_completions_can_be_messages(files: dict[str, str]) -> None:
         ({"style": "verl"}, "names its function by 'path'"),
         ({"style": "trl", "path": "PATH"}, "needs 'function'"),
         ({"style": "verl", "path": "PATH", "function": "compute_scor"}, "did you mean 'compute_score'"),
-        ({"style": "easyr1", "path": "PATH"}, "'reward_type: batch'"),
+        ({"style": "easyr1", "path": "PATH", "reward_type": "both"}, "'reward_type: batch'"),
+        ({"style": "trl", "path": "PATH", "function": "plain", "conversational": "yes"}, "is true or false"),
+        ({"style": "verl", "path": "PATH", "function": "plain", "build": 3}, "build is a mapping"),
+        ({"style": "verl", "path": "PATH", "function": "plain", "build": {"a": 1}}, "can't be built .*'build' gives"),
+        ({"style": "verl", "path": "PATH:plain", "function": "later"}, "keep one"),
+        ({"style": "verl", "path": "PATH:plian"}, "did you mean 'plain'"),
         ({"style": "verl", "path": "/no/such/file.py"}, "does not exist"),
         ({"style": "vrl", "path": "PATH"}, "style of reward.rules.mine is one of verl, .*did you mean 'verl'"),
         ({"name": "number", "style": "trll"}, "style of reward.rules.mine is one of verl, .*did you mean 'trl'"),
     ],
 )
 def test_a_wrong_node_is_one_sentence(node: dict[str, Any], message: str, files: dict[str, str]) -> None:
-    node = {key: files["verl"] if value == "PATH" else value for key, value in node.items()}
+    node = {
+        key: value.replace("PATH", files["verl"]) if isinstance(value, str) else value for key, value in node.items()
+    }
     with pytest.raises(ConfigError, match=message):
         _run(node)
 
 
 def test_a_style_is_never_guessed() -> None:
     with pytest.raises(ConfigError, match="one of verl, easyr1, trl"):
-        adapt(lambda: 0.0, "openrlhf")
+        adapt(lambda: 0.0, "rllib")
