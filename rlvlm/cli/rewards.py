@@ -1,4 +1,4 @@
-"""``rlvlm rewards [name]``: the reward rules, their options and examples."""
+"""``rlvlm rewards [name]``: the reward rules, their options and examples, and the styles of other libraries' functions."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlvlm.cli.parts import describe
+from rlvlm.compat.styles import STYLES
 from rlvlm.registry import Entry, Option, load_plugins
 from rlvlm.rewards.rule import REWARDS
 
@@ -35,7 +36,14 @@ def main(argv: Sequence[str] | None = None) -> int:
                 ]
             )
         )
+    print("\n".join(style_lines()))
     return 0
+
+
+def style_lines() -> list[str]:
+    """Every style of a reward function of another library, with how it is called."""
+    head = "reward functions of other libraries, by 'style', 'path' and 'function' (--reward mine=1,style=trl,path=theirs.py:name):"
+    return [head, *(f"    {name}: {style.form}" for name, style in STYLES.items())]
 
 
 def options_line(entry: Entry) -> str:

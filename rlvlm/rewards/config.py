@@ -20,10 +20,11 @@ class RewardConfig:
         rules: each rule's name and its weight, or a mapping with ``weight`` and the rule's options. Beside those a
             mapping may hold ``name`` (the rule, where the key is only a label), ``gate`` (another rule that must hold),
             ``timeout``, ``by`` with ``table`` and ``default`` (a record column that picks the rule), and
-            ``style``, ``path``, ``function`` (a peer's reward function).
+            ``style``, ``path``, ``function``, ``build`` (a reward function of another library).
         scale, bias: the reward of a row is ``(score + bias) * scale``.
         max_error_rate: share of the last rows whose reward may fail before the run stops.
-        timeout: seconds that one completion may take in one rule; a rule's own ``timeout`` comes first.
+        timeout: seconds that one completion may take in one rule, and a batched rule for each of its completions; a rule's
+            own ``timeout`` comes first.
         workers: processes of the pool; ``None`` takes the cores of this process, at most 8.
         memory_mb: memory of one worker process, in MiB.
         unmarked: what counts as the answer when nothing is marked by ``<answer>`` or ``\\boxed{}``: ``none``; ``bare``, a
