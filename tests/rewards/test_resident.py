@@ -31,8 +31,8 @@ def _run(rules: dict[str, Any], completions: list[str], **config: Any) -> Any:
 )
 def test_a_row_that_holds_the_interpreter_fails_and_the_others_are_scored(name: str) -> None:
     start = time.monotonic()
-    found = _run({name: 1.0}, ["aaa", BAD, "b"])
-    assert found.scores == [1.0, None, 0.0]
+    found = _run({name: 1.0}, ["aaa", BAD])
+    assert found.scores == [1.0, None]
     assert [(row, failure.kind) for row, failure in found.failures.items()] == [(1, "timeout")]
     assert time.monotonic() - start < 60.0
 
@@ -48,7 +48,7 @@ def test_a_local_class_and_a_local_function_are_killed_too() -> None:
         return [backtracks(text) for text in completion]
 
     for name in ("test_local_class", "test_local_batched"):
-        assert _run({name: 1.0}, ["aaa", BAD, "b"]).scores == [1.0, None, 0.0]
+        assert _run({name: 1.0}, ["aaa", BAD]).scores == [1.0, None]
 
 
 def test_a_rule_of_the_main_script_is_killed_too(tmp_path: Path) -> None:
@@ -89,16 +89,16 @@ def test_signals_work_in_a_fork() -> None:
 
 @pytest.mark.parametrize(("bad", "kind"), [(BAD, "timeout"), ("die", "crash"), ("raise", "exception")])
 def test_the_rows_beside_a_failing_one_are_scored_together_again(bad: str, kind: str) -> None:
-    found = _run({"test_share": 1.0}, ["x", bad, "y", "z"])
-    assert found.scores == [1 / 3, None, 1 / 3, 1 / 3]
+    found = _run({"test_share": 1.0}, ["x", bad, "y"])
+    assert found.scores == [1 / 2, None, 1 / 2]
     assert found.failures[1].kind == kind
 
 
 def test_a_batch_that_fails_in_every_row_is_given_up_after_a_few() -> None:
     start = time.monotonic()
-    found = _run({"test_share": 1.0}, [BAD] * 12, timeout=0.2)
-    assert found.scores == [None] * 12
-    assert "not tried again" in found.failures[11].message
+    found = _run({"test_share": 1.0}, [BAD] * 6, timeout=0.2)
+    assert found.scores == [None] * 6
+    assert "not tried again" in found.failures[5].message
     assert time.monotonic() - start < 60.0
 
 
