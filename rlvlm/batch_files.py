@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from rlvlm.batch import Batch, Media, Prompt, Span
 from rlvlm.data.media import Picture
-from rlvlm.errors import DataError
+from rlvlm.errors import DataError, RlvlmError
 
 FORMAT = 1
 TENSORS, COLUMNS, PICTURES, TABLES = "tensors.safetensors", "columns.parquet", "pictures.parquet", "tables.json"
@@ -50,17 +51,38 @@ def save_batch(batch: Batch, folder: str | Path) -> None:
 
 
 def load_batch(folder: str | Path) -> Batch:
-    """Reads what :func:`save_batch` wrote; raises ``DataError`` if the folder holds no batch."""
+    """Reads what :func:`save_batch` wrote.
+
+    Raises ``DataError`` naming the file that is missing, damaged or of another version, or the folder where its files do not fit together.
+    """
     path = Path(folder)
+    if not (path / TABLES).is_file():
+        raise DataError(f"'{path}' holds no saved batch (there is no {TABLES}).")
+    tables = _read(path / TABLES, lambda file: json.loads(file.read_text(encoding="utf-8")))
+    found = tables.get("format") if isinstance(tables, dict) else None
+    if found != FORMAT:
+        raise DataError(f"'{path / TABLES}' is of format {found!r}; this version reads format {FORMAT}.")
+    tensors = _read(path / TENSORS, load_file)
+    columns = _read(path / COLUMNS, pq.read_table)
+    pictures = _read(path / PICTURES, lambda file: pq.read_table(file)["picture"].to_pylist())
     try:
-        tables = json.loads((path / TABLES).read_text(encoding="utf-8"))
-        tensors = load_file(path / TENSORS)
-        columns = pq.read_table(path / COLUMNS)
-        pictures = pq.read_table(path / PICTURES)["picture"].to_pylist()
-    except (OSError, ValueError) as error:
-        raise DataError(f"'{path}' holds no saved batch ({error}).") from error
-    if tables["format"] != FORMAT:
-        raise DataError(f"'{path}' holds a batch of format {tables['format']}; this version reads format {FORMAT}.")
+        return _batch_of(tables, tensors, columns, pictures, path)
+    except (RlvlmError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise DataError(f"the files of '{path}' do not fit together ({type(error).__name__}: {error}).") from error
+
+
+def _read(file: Path, reader: Callable[[Path], Any]) -> Any:
+    try:
+        return reader(file)
+    except FileNotFoundError as error:
+        raise DataError(f"'{file}', a part of a saved batch, is missing.") from error
+    except (OSError, ValueError, LookupError, RecursionError, MemoryError, SafetensorError, pa.ArrowException) as error:
+        raise DataError(
+            f"'{file}', a part of a saved batch, can't be read ({type(error).__name__}: {str(error)[:200]}); save the batch again."
+        ) from error
+
+
+def _batch_of(tables: Any, tensors: Mapping[str, Tensor], columns: Any, pictures: list[Any], path: Path) -> Batch:
     objects: dict[str, list[Any]] = {
         name: [json.loads(value) for value in columns[name].to_pylist()] for name in tables["columns"]
     }

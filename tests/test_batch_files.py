@@ -59,3 +59,45 @@ def test_what_json_cannot_hold_is_named(tmp_path):
     assert not (tmp_path / "b").exists(), "nothing is written of a batch that can't be saved"
     with pytest.raises(DataError, match="holds no saved batch"):
         load_batch(tmp_path / "nowhere")
+
+
+FILES = ("tensors.safetensors", "columns.parquet", "pictures.parquet", "tables.json")
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_that_is_cut_off_overwritten_or_missing_is_named(tmp_path, name):
+    for fault in ("cut", "zeros", "text", "other", "missing"):
+        folder = tmp_path / fault
+        save_batch(make(), folder)
+        content = (folder / name).read_bytes()
+        if fault == "missing":
+            (folder / name).unlink()
+        else:
+            bad = {"cut": content[: len(content) // 2], "zeros": bytes(64), "text": b"{]", "other": b"[1]"}[fault]
+            (folder / name).write_bytes(bad)
+        with pytest.raises(DataError, match=name if fault != "other" else "saved batch|format"):
+            load_batch(folder)
+
+
+def _fault_of(folder):
+    try:
+        load_batch(folder)
+    except DataError as error:
+        return str(error)
+    return str(folder)
+
+
+def test_any_single_wrong_byte_of_a_table_gives_an_error_that_names_it_or_a_batch(tmp_path):
+    save_batch(make(), tmp_path / "b")
+    content = (tmp_path / "b" / "tables.json").read_bytes()
+    for place in range(0, len(content), 3):
+        (tmp_path / "b" / "tables.json").write_bytes(content[:place] + b"[" + content[place + 1 :])
+        assert str(tmp_path / "b") in _fault_of(tmp_path / "b")
+
+
+def test_files_of_two_batches_do_not_fit_together(tmp_path):
+    save_batch(make(), tmp_path / "a")
+    save_batch(make().index([0]), tmp_path / "b")
+    (tmp_path / "a" / "columns.parquet").write_bytes((tmp_path / "b" / "columns.parquet").read_bytes())
+    with pytest.raises(DataError, match="do not fit together"):
+        load_batch(tmp_path / "a")
