@@ -33,7 +33,8 @@ class DataConfig:
         prompts_per_step: prompts of one batch, over all ranks.
         shuffle: whether training records are drawn in a random order, another one each epoch.
         prefetch: batches prepared ahead in a thread; 0 prepares each one when it is asked for.
-        cache_mb: memory for processed pictures that come again, in MiB.
+        cache_mb: memory for processed pictures that come again, in MiB; a run's memory grows by it until it is full, for
+            training and held-out pictures each. 0 keeps none.
     """
 
     train: Any = None
