@@ -94,7 +94,8 @@ class Actor:
         given = {name: getattr(whole, name) for name in ("logp", "entropy", "value_preds")}
         for rows, micro in pieces:
             outputs = self.engine.forward(micro, grad=True)
-            terms = [(getattr(outputs, name) * g[rows]).sum() for name, g in given.items() if g is not None]
+            pairs = [(getattr(outputs, name), g[rows]) for name, g in given.items() if g is not None]
+            terms = [(output * g.to(output.device)).sum() for output, g in pairs]
             self.engine.backward(torch.stack(terms).sum())
         return [{**whole.metrics, **check(gathered.logp, mini, mini["loss_mask"].sum())}]
 

@@ -10,6 +10,7 @@ from rlvlm.algorithm_config import AlgorithmConfig
 from rlvlm.batch import Batch
 from rlvlm.engines.train.config import OptimizerConfig
 from rlvlm.engines.train.local import LocalEngine
+from rlvlm.errors import EngineError
 from rlvlm.roles.actor import Actor, logp_of
 from rlvlm.roles.config import ActorConfig
 from rlvlm.roles.reference import Reference
@@ -139,3 +140,11 @@ def test_the_reference_with_the_adapter_off_is_the_model_before_training():
     reference = Reference(engine, adapter_off=True).compute_logp(batch)["ref_logp"]
     assert torch.allclose(reference, logp_of(plain, batch, 10_000), atol=1e-6)
     assert (moved - reference).abs().max() > 1e-3
+
+
+def test_a_reference_that_would_move_with_the_policy_or_be_the_policy_is_refused():
+    made = actor()
+    with pytest.raises(EngineError, match="given an engine that trains, so that it would move with the policy"):
+        Reference(made.engine)
+    with pytest.raises(EngineError, match="the policy has no adapters, so that it would be the policy itself"):
+        Reference(made.engine, adapter_off=True)

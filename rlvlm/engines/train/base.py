@@ -43,11 +43,15 @@ class TrainEngine(Protocol):
         """The policy under whatever wraps it."""
 
     @property
+    def trains(self) -> bool:
+        """Whether it was prepared with an optimiser."""
+
+    @property
     def dropout_active(self) -> bool:
         """True when two training passes over the same rows differ."""
 
     def micro_batches(self, batch: Batch, budget: int) -> list[MicroBatch]:
-        """Pieces of a mini-batch that fit the budget, in the layout that the engine chooses for them."""
+        """Pieces of a mini-batch that fit the budget, on the engine's device, in the layout that the engine chooses for them."""
 
     def forward(self, batch: Batch, *, grad: bool) -> TokenOutputs:
         """Log-probs and entropy of one micro-batch; without ``grad`` nothing is kept for a backward pass."""

@@ -35,7 +35,7 @@ def row_lengths(batch: Batch) -> tuple[Tensor, Tensor]:
 
 
 MicroBatch = tuple[Tensor, Batch]
-"""Row numbers [b] in the mini-batch, and the batch of these rows."""
+"""Row numbers [b] in the mini-batch, on the CPU, and the batch of these rows."""
 
 
 def micro_batches(batch: Batch, budget: int, patches: Callable[[Media], int], shared: bool) -> list[MicroBatch]:

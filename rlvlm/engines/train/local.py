@@ -77,14 +77,20 @@ class LocalEngine:
         return self._policy
 
     @property
+    def trains(self) -> bool:
+        """Whether it was prepared with an optimiser."""
+        return self._optimizer is not None
+
+    @property
     def dropout_active(self) -> bool:
         """True when a dropout of the policy is above 0 and it trains."""
         return self.policy.dropout_active
 
     def micro_batches(self, batch: Batch, budget: int) -> list[MicroBatch]:
-        """Pieces that cost at most ``budget`` in text tokens plus vision patches."""
+        """Pieces that cost at most ``budget`` in text tokens plus vision patches, on the engine's device."""
         family, shared = self.policy.family, self.policy.shares_prompts(batch)
-        return micro_batches(batch, budget, lambda picture: family.patches(picture.size), shared)
+        pieces = micro_batches(batch, budget, lambda picture: family.patches(picture.size), shared)
+        return [(rows, piece.to(self.device)) for rows, piece in pieces]
 
     def forward(self, batch: Batch, *, grad: bool) -> TokenOutputs:
         """Log-probs and entropy of one micro-batch, on the engine's device."""
