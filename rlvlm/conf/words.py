@@ -34,6 +34,7 @@ WORDS: dict[str, tuple[str, str]] = {
     **_all("save_total_limit save_limit max_actor_ckpt_to_keep max_ckpt_to_keep max_ckpt_num", "run.keep"),
     **_all("resume_mode resume_from_checkpoint resume_from_path load_checkpoint_path recover.mode", "run.resume"),
     **_all("trainer.logger report_to use_wandb wandb use_tensorboard stats_logger project_name wandb_project", "run.trackers"),
+    **_all("log_completions num_completions_to_print log_val_generations val_generations_to_log", "run.sample_every"),
     **_all("val_batch_size per_device_eval_batch_size", "run.eval_batch"),
     **_all("data.seed actor.data_loader_seed trainer.seed rollout.seed random_seed", "run.seed"),
     # data

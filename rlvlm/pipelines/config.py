@@ -25,19 +25,21 @@ class GatesConfig:
         vision_every: steps between measurements of what the picture adds to the answers' log-prob; 0 switches them off.
         vision_rows: rows that the measurement takes.
         vision_patience: exact zeros in a row that stop the run, since then no picture reaches the model.
+        spread_patience: steps running in which no group's rewards differ, after which the run says so; 0 switches it off.
     """
 
     parity_limit: float | None = None
     vision_every: int = 10
     vision_rows: int = 8
     vision_patience: int = 3
+    spread_patience: int = 20
 
     def __post_init__(self) -> None:
         check_ranges(
             "run.gates",
             self,
             finite("parity_limit"),
-            at_least(0, "vision_every"),
+            at_least(0, "vision_every", "spread_patience"),
             at_least(1, "vision_rows", "vision_patience"),
         )
 
@@ -64,6 +66,8 @@ class RunConfig:
         threads: of torch on a CPU; null leaves it to ``OMP_NUM_THREADS``, which the command sets to the usable cores where it is unset.
         trackers: where metrics go, by name.
         sample_rows: answers kept from each evaluation for the report.
+        sample_every: steps between training steps whose answers are kept for the report, with all scores; 0 keeps none.
+        sample_groups: groups that are kept of such a step.
         gates: standing checks.
     """
 
@@ -83,14 +87,16 @@ class RunConfig:
     threads: int | None = None
     trackers: list[Any] = field(default_factory=lambda: ["jsonl", "tensorboard"])
     sample_rows: int = 12
+    sample_every: int = 20
+    sample_groups: int = 2
     gates: GatesConfig = field(default_factory=GatesConfig)
 
     def __post_init__(self) -> None:
         check_ranges(
             "run",
             self,
-            at_least(0, "steps", "eval_every", "eval_prompts", "save_every", "sample_rows"),
-            at_least(1, "eval_batch", "keep", "threads"),
+            at_least(0, "steps", "eval_every", "eval_prompts", "save_every", "sample_rows", "sample_every"),
+            at_least(1, "sample_groups", "eval_batch", "keep", "threads"),
             finite("stop_at"),
             one_of(RESUME, "resume"),
             one_of(KEEP_FINISHED, "keep_finished"),

@@ -64,6 +64,24 @@ class VisionGate:
         self.zeros = int(state["zeros"])
 
 
+class SpreadWatch:
+    """Says when no group has had rewards that differ for many steps: then no advantage is left, and nothing is learned."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+
+    def check(self, metrics: Mapping[str, float], patience: int, step: int) -> str | None:
+        """A sentence at every ``patience``-th step running without spread, else ``None``; 0 switches it off."""
+        flat = metrics.get("groups/no_spread", 0.0) == 1.0 or metrics.get("reward/std") == 0.0
+        self.steps = self.steps + 1 if flat else 0
+        if not patience or not flat or self.steps % patience:
+            return None
+        return (
+            f"for {self.steps} steps, up to step {step}, every group's answers had equal rewards (mean {metrics.get('reward', 0.0):.3g}), "
+            "so nothing is learned: look at the training answers in the report, at reward.rules, and at how hard the prompts are."
+        )
+
+
 def check_parity(metrics: Mapping[str, float], config: GatesConfig, step: int) -> None:
     """Raises ``TrainingStopped`` when trainer and engine log-probs of the same tokens differ by more than the limit."""
     gap = metrics.get(PARITY)

@@ -29,6 +29,11 @@ class Stateful(Protocol):
 class Batches(Stateful, Protocol):
     """Batches without end, with a position to save: a loader, or a stream of its prompts."""
 
+    @property
+    def epoch(self) -> float:
+        """How often the records were gone through."""
+        ...
+
     def __iter__(self) -> Iterator[Batch]: ...
 
 
@@ -103,6 +108,8 @@ class StageLoop:
         The record comes first: a run that is killed between the two repeats steps, and their records are dropped then.
         """
         metrics = dict(metrics)
+        if self._loader is not None:
+            metrics["epoch"] = self._loader.epoch
         last = self.step == self.run.steps
         if self._evaluate is not None and _due(self.run.eval_every, self.step) and not last:
             with self.recorder.phase("evaluate"):

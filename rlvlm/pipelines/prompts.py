@@ -29,6 +29,11 @@ class PromptStream:
         self._before: dict[str, Any] = {}
         self._whole = 0
 
+    @property
+    def epoch(self) -> float:
+        """How often the records were gone through, as of the last batch drawn."""
+        return self.loader.epoch
+
     def __iter__(self) -> Iterator[Batch]:
         while True:
             yield self.take(self.size)

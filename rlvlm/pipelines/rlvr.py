@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from rlvlm.algorithm import Algorithm
 from rlvlm.batch import Batch
 from rlvlm.fields import FIELDS
 from rlvlm.pipelines.config import RunConfig
-from rlvlm.pipelines.gates import VisionGate, check_parity
+from rlvlm.pipelines.gates import SpreadWatch, VisionGate, check_parity
 from rlvlm.pipelines.loop import StageLoop
 from rlvlm.pipelines.planner import Passes
 from rlvlm.pipelines.prompts import PromptStream
@@ -32,6 +32,9 @@ class RLVR:
     Attributes:
         passes: what the planner found to be needed.
         gate: measures that the picture matters; ``None`` switches it off.
+        keep: is given the scored answers of a step, to keep some of them.
+        keep_every: steps between two that are kept, the first one included.
+        spread: watches for rewards that no longer differ.
     """
 
     rollout: Rollout
@@ -41,6 +44,9 @@ class RLVR:
     algorithm: Algorithm
     passes: Passes
     gate: VisionGate | None = None
+    keep: Callable[[Batch, int], None] | None = None
+    keep_every: int = 0
+    spread: SpreadWatch = field(default_factory=SpreadWatch)
 
     def step(
         self, prompts: Batch, step: int, recorder: Recorder, more: Callable[[int], Batch] | None = None
@@ -75,6 +81,8 @@ class RLVR:
         while True:
             answered, kept = self._answer(prompts, step, recorder)
             scored.append(answered)
+            if self.keep is not None and len(scored) == 1 and len(answered) and (step - 1) % self.keep_every == 0:
+                self.keep(answered, step)
             refill.add(len(prompts), kept)
             missing = refill.missing
             if not missing or more is None:
@@ -147,6 +155,9 @@ def train_rlvr(parts: RLVR, prompts_of: PromptStream, run: RunConfig, loop: Stag
         metrics = parts.step(prompts, loop.step, loop.recorder, prompts_of.take)
         if f"reward/{rule}" in metrics:  # absent when no reward of the batch could be told
             metrics["accuracy"] = metrics[f"reward/{rule}"]
+        warning = parts.spread.check(metrics, run.gates.spread_patience, loop.step)
+        if warning:
+            loop.recorder.note(warning)
         check_parity(metrics, run.gates, loop.step)
         if loop.finish_step(metrics):
             break
@@ -166,6 +177,7 @@ def describe(batch: Batch, version: int) -> dict[str, float]:
     rules = {f"reward/{key[1]}": batch[key].mean() for key in batch.keys() if isinstance(key, tuple)}
     metrics = {
         "reward": rewards.mean(),
+        "reward/std": rewards.std(correction=0),
         **rules,
         "response_length": lengths.mean(),
         "response_length/max": lengths.max(),

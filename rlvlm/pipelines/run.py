@@ -69,7 +69,8 @@ def train(
     run = RunDir.create(run_dir)
     with writing(run.path), locked(run.path):
         plans = _plan(stages, run)
-        summary = Summary(recipe=recipe, seed=stages[-1].run.seed)
+        summary = Summary(recipe=recipe, seed=stages[-1].run.seed, model=model_name(stages[0]))
+        summary.started = str(read_summary(run).get("started") or summary.started)  # of a run that is resumed
         run.sweep()
         if all_kept(plans) and read_summary(run).get("status") == "finished" and run.policy.is_dir():
             if not run.report.exists() or run.report.stat().st_mtime_ns < run.summary.stat().st_mtime_ns:
@@ -82,6 +83,12 @@ def train(
         with _marking_the_end(run, summary):
             _run_stages(plans, run, summary, config=config, show=show)
     return dataclasses.asdict(summary)
+
+
+def model_name(stage: Stage) -> str:
+    """The model that a run begins with: its path, or the name of its builder."""
+    node = stage.model.build
+    return str(stage.model.path or (node.get("name") if isinstance(node, Mapping) else node) or "")
 
 
 def _plan(stages: Sequence[Stage], run: RunDir) -> list[StagePlan]:

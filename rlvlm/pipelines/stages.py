@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from rlvlm.batch import Batch
+from rlvlm.batch import Batch, Prompt
 from rlvlm.data.loader import Loader
 from rlvlm.data.supervised import supervised_loader
 from rlvlm.engines.train.base import TrainEngine
@@ -29,7 +29,8 @@ from rlvlm.roles.reward import Reward
 from rlvlm.roles.rollout import Rollout
 from rlvlm.tracking.recorder import Recorder
 from rlvlm.tracking.rundir import RunDir, write_json
-from rlvlm.tracking.samples import Answer, SampleBook
+from rlvlm.tracking.samples import Answer, SampleBook, TrainingBook
+from rlvlm.tracking.text import token_pieces, without_placeholders
 
 if TYPE_CHECKING:
     from rlvlm.models.policy import Policy
@@ -147,6 +148,13 @@ def rlvr(stage: Stage, policy: Policy, context: StageContext) -> StageResult:
         result.numbers.update(json.loads(before.read_text()))
         for name, reason in parts.passes.reasons.items():
             context.recorder.note(f"{name}: {reason}")
+        if stage.run.sample_every:
+            book = TrainingBook(context.run)
+
+            def keep(rows: Batch, step: int) -> None:
+                keep_training_groups(book, step, rows, policy, examiner.rule, stage.name, stage.run.sample_groups)
+
+            parts.keep, parts.keep_every = keep, stage.run.sample_every
         with loop.saving_on_signals():
             train_rlvr(parts, prompts, stage.run, loop)
         result.steps, result.train_seconds = loop.step, loop.train_seconds
@@ -194,23 +202,46 @@ def _held_out_loss(stage: Stage, policy: Policy, parts: SFT, moment: str) -> dic
 
 
 def keep_answers(samples: SampleBook, moment: str, rows: Batch, policy: Policy, rule: str, stage: str) -> None:
-    """Writes each row's question, pictures and answer, with token probabilities, into the sample book, for its stage."""
-    tokenizer = policy.tokenizer
+    """Writes each row's question, pictures and answer, with token probabilities and scores, into the sample book, for its stage."""
     for row in range(len(rows)):
         prompt = rows.prompts[int(rows["group_ids"][row])]
-        mask = rows["loss_mask"][row]
-        pieces = [tokenizer.decode([token]) for token in rows["input_ids"][row][mask].tolist()]
-        chances = rows["behav_logp"][row][mask].exp().tolist()
-        score = float(rows[("scores_by_rule", rule)][row])
-        pictures = [rows.media[span.media].image for span in prompt.spans]
         samples.add(
             moment,
             f"{stage}/{prompt.uid}",
-            str(prompt.record.get("problem", "")),
-            str(prompt.record.get("answer", "")),
-            [picture.decode() for picture in pictures if picture is not None],
-            [Answer(tuple(zip(pieces, chances, strict=True)), score, score >= 1.0)],
+            *_shown(rows, prompt),
+            [_answer(rows, row, policy, rule)],
         )
+
+
+def keep_training_groups(
+    book: TrainingBook, step: int, rows: Batch, policy: Policy, rule: str, stage: str, most: int
+) -> None:
+    """Writes the first groups of a training step, all their answers with all rule scores, into the book of training answers."""
+    groups = list(dict.fromkeys(rows["group_ids"].tolist()))[:most]
+    for group in groups:
+        prompt = rows.prompts[group]
+        own = [row for row, of in enumerate(rows["group_ids"].tolist()) if of == group]
+        answers = [_answer(rows, row, policy, rule) for row in own]
+        book.add(stage, step, prompt.uid, *_shown(rows, prompt), answers)
+
+
+def _shown(rows: Batch, prompt: Prompt) -> tuple[str, str, list[Any]]:
+    """Question, reference answer and pictures of a prompt."""
+    pictures = [rows.media[span.media].image for span in prompt.spans]
+    question = without_placeholders(str(prompt.record.get("problem", "")))
+    return question, str(prompt.record.get("answer", "")), [one.decode() for one in pictures if one is not None]
+
+
+def _answer(rows: Batch, row: int, policy: Policy, rule: str) -> Answer:
+    mask = rows["loss_mask"][row]
+    pieces = token_pieces(policy.tokenizer, rows["input_ids"][row][mask].tolist())
+    chances = rows["behav_logp"][row][mask].exp().tolist()
+    scores = {
+        key[1]: float(rows[key][row]) for key in rows.keys() if isinstance(key, tuple) and key[0] == "scores_by_rule"
+    }
+    score = scores.get(rule)
+    correct = None if score is None else score >= 1.0
+    return Answer(tuple(zip(pieces, chances, strict=True)), score, correct, scores)
 
 
 def checkpoint_folder(run: RunDir, stage: Stage) -> Path:

@@ -21,6 +21,8 @@ _SHOWN: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("loss", ("loss",), "{:.4f}"),
     ("entropy", ("entropy",), "{:.3f}"),
     ("grad norm", ("grad_norm",), "{:.3f}"),
+    ("lr", ("lr",), "{:.2e}"),
+    ("epoch", ("epoch",), "{:.2f}"),
 )
 _NOTICED = 0.005  # seconds from which a phase is worth its place in the line
 _SPARKS = "▁▂▃▄▅▆▇█"
@@ -28,7 +30,7 @@ _WIDTH = 40  # values in a sparkline
 
 
 class StageProgress:
-    """Shows step, reward, accuracy, loss, entropy, gradient norm, time per phase and time to go.
+    """Shows step, reward, accuracy, loss, entropy, gradient norm, learning rate, epoch, time per phase and time to go.
 
     On a terminal one panel is redrawn in place; elsewhere (a pipe, a log file) a plain line is written at most every
     ``every`` seconds, and always for the first and the last step.

@@ -17,12 +17,13 @@ from typing import Any
 
 from rlvlm.tracking.metrics import split_key
 from rlvlm.tracking.rundir import RunDir, read_metrics, read_summary, write_atomically
-from rlvlm.tracking.samples import Answer, Sample, load_samples
+from rlvlm.tracking.samples import Answer, Sample, load_samples, load_training_samples
 from rlvlm.tracking.svg import COLORS, Point, last_value, line_chart, spell
 
 CHARTS: tuple[tuple[str, tuple[str, ...], bool], ...] = (
     ("Accuracy", ("accuracy", "eval/accuracy", "eval/greedy_accuracy"), True),
     ("Reward", ("reward", "rewards"), False),
+    ("Spread of the rewards (standard deviation)", ("reward/std",), False),
     ("Loss", ("loss", "eval/loss"), False),
     ("Entropy of the policy (nats)", ("entropy",), False),
     ("Gradient norm", ("grad_norm",), False),
@@ -40,7 +41,8 @@ _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 
 def write_report(run: RunDir) -> Path:
     """Makes ``report.html`` from what the run directory holds; returns its path."""
-    page = render(read_summary(run), list(read_metrics(run.metrics)), load_samples(run), _read(run.config), run)
+    summary, records = read_summary(run), list(read_metrics(run.metrics))
+    page = render(summary, records, load_samples(run), _read(run.config), run, load_training_samples(run))
     write_atomically(run.report, page)
     return run.report
 
@@ -51,6 +53,7 @@ def render(
     samples: Sequence[Sample],
     config: str,
     run: RunDir,
+    training: Sequence[Sample] = (),
 ) -> str:
     """The page as text.
 
@@ -58,15 +61,18 @@ def render(
         records: lines of ``metrics.jsonl``.
         config: the text of ``config.yaml``.
         run: where the samples' pictures lie.
+        training: groups of training answers.
     """
-    name = html.escape(str(summary.get("recipe") or run.path.name))
+    name = html.escape(run.path.name)
     style = files("rlvlm.tracking").joinpath("report.css").read_text(encoding="utf-8")
     curves = _stages(records)
     sections = [
-        f"<h1>{name}</h1>{_subtitle(summary)}",
+        f"<h1>{name}</h1>{_subtitle(summary)}{_command(config)}",
+        _no_spread(records),
         _tiles(summary),
         *curves[:1],
         _samples(samples, run),
+        _training(training, run),
         *curves[1:],
         _tables(summary),
         f"<details><summary>Config</summary><pre>{html.escape(config)}</pre></details>" if config else "",
@@ -80,13 +86,49 @@ def render(
 
 
 def _subtitle(summary: Mapping[str, Any]) -> str:
-    parts = [str(summary.get("status", "")), f"seed {summary['seed']}" if "seed" in summary else ""]
+    parts = [str(summary.get(key) or "") for key in ("recipe", "model", "started", "status")]
+    parts += [f"seed {summary['seed']}" if "seed" in summary else ""]
     parts += [
         f"{key.replace('_', ' ')} {_number(value)}"
         for key, value in dict(summary.get("details") or {}).items()
         if _plain(value)
     ]
     return f'<p class="sub">{html.escape(" · ".join(part for part in parts if part))}</p>'
+
+
+def _command(config: str) -> str:
+    """The command that the run was started with, which the config's first line holds."""
+    first = config.partition("\n")[0]
+    return f'<pre class="command">{html.escape(first.removeprefix("# "))}</pre>' if first.startswith("# rlvlm ") else ""
+
+
+def _no_spread(records: Sequence[Mapping[str, Any]], least: int = 20) -> str:
+    """A notice of the longest stretch of steps in which no group's rewards differed."""
+    longest: tuple[int, int, str] = (0, 0, "")
+    count = 0
+    for record in records:
+        flat = record.get("groups/no_spread") == 1.0 or record.get("reward/std") == 0.0
+        count = count + 1 if flat else 0
+        longest = max(longest, (count, int(record.get("step", 0)), str(record.get("stage", ""))))
+    count, step, stage = longest
+    if count < least:
+        return ""
+    where = f"{stage}, steps {step - count + 1} to {step}"
+    return f"<p><b>No spread in the rewards</b> ({html.escape(where)}): answers to a prompt scored the same, so nothing was learned.</p>"
+
+
+def _training(samples: Sequence[Sample], run: RunDir, most: int = 8) -> str:
+    """Some groups of training answers, evenly from the first kept step to the last."""
+    if not samples:
+        return ""
+    places = (
+        range(len(samples))
+        if len(samples) <= most
+        else [round(i * (len(samples) - 1) / (most - 1)) for i in range(most)]
+    )
+    cards = "".join(_card(samples[place], run) for place in places)
+    kept = f"{len(samples)} groups are kept in training_samples.jsonl."
+    return f'<h2>Answers while training</h2><p class="sub">{kept}</p><div class="samples">{cards}</div>'
 
 
 def _tiles(summary: Mapping[str, Any]) -> str:
@@ -140,7 +182,11 @@ def _charts(series: Mapping[str, Sequence[Point]]) -> str:
         used.update(bare[name] for name in shown)
         first.append(line_chart(title, shown, percent=percent))
     for prefix, title in _FAMILIES:
-        shown = {key.removeprefix(prefix): points for key, points in series.items() if key.startswith(prefix)}
+        shown = {
+            key.removeprefix(prefix): points
+            for key, points in series.items()
+            if key.startswith(prefix) and key != "reward/std"
+        }
         largest = sorted(shown, key=lambda name: -last_value(shown[name]))[: len(COLORS)]
         shown = {name: points for name, points in shown.items() if name in largest}  # the others stand below
         used.update(prefix + name for name in shown)
@@ -192,8 +238,10 @@ def _answer(answer: Answer) -> str:
         f'<span style="--p:{min(max(prob, 0.0), 1.0):.3f}" title="{prob:.3f}">{html.escape(text)}</span>'
         for text, prob in answer.tokens
     )
+    scores = " · ".join(f"{name} {value:g}" for name, value in answer.scores.items())
+    told = f'<small class="scores">{html.escape(scores)}</small>' if scores else ""
     score = f' title="score {answer.score:g}"' if answer.score is not None else ""
-    return f'<div class="answer{mark}"{score}>{tokens or "<em>empty</em>"}</div>'
+    return f'<div class="answer{mark}"{score}>{tokens or "<em>empty</em>"}{told}</div>'
 
 
 def _tables(summary: Mapping[str, Any]) -> str:

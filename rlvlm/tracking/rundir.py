@@ -71,6 +71,11 @@ class RunDir:
         return self.path / "samples.json"
 
     @property
+    def training_samples(self) -> Path:
+        """Answers to training prompts of some steps, with all scores: a JSON object for each group."""
+        return self.path / "training_samples.jsonl"
+
+    @property
     def report(self) -> Path:
         """The report, one self-contained page."""
         return self.path / "report.html"
@@ -107,7 +112,7 @@ class RunDir:
 
     def clear(self) -> None:
         """Deletes what an earlier run left: its files by name, and nothing else that lies in the folder."""
-        for path in (self.metrics, self.samples, self.summary, self.report, self.path / ".id"):
+        for path in (self.metrics, self.samples, self.training_samples, self.summary, self.report, self.path / ".id"):
             path.unlink(missing_ok=True)
         for name in ("stages", "samples", "checkpoints", "policy", "tensorboard"):
             shutil.rmtree(self.path / name, ignore_errors=True)
@@ -227,6 +232,8 @@ class Summary:
     seed: int = 0
     versions: dict[str, str] = field(default_factory=lambda: package_versions())
     details: dict[str, Any] = field(default_factory=dict)
+    started: str = field(default_factory=lambda: f"{datetime.now():%Y-%m-%d %H:%M}")
+    model: str = ""
 
     def write(self, run: RunDir) -> None:
         """Writes ``summary.json``."""

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from rlvlm.tracking.rundir import RunDir, write_atomically, write_json
+from rlvlm.tracking.rundir import RunDir, plain, write_atomically, write_json
 
 MAX_SIDE = 448
 """Pictures are shrunk to this many pixels on the longer side: a report of a few samples stays under a few MB."""
@@ -21,11 +21,12 @@ MAX_SIDE = 448
 
 @dataclass(frozen=True)
 class Answer:
-    """One sampled answer: its tokens as text with their probabilities, its score, and whether it counts as right."""
+    """One sampled answer: tokens as text with their probabilities, its score, whether it counts as right, all rules' scores."""
 
     tokens: tuple[tuple[str, float], ...]
     score: float | None = None
     correct: bool | None = None
+    scores: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def text(self) -> str:
@@ -67,7 +68,7 @@ class SampleBook:
         """
         sample = self._samples.get(uid)
         if sample is None:
-            sample = Sample(uid, question, expected, [self._keep(picture) for picture in pictures])
+            sample = Sample(uid, question, expected, [keep_picture(self._run, picture) for picture in pictures])
             self._samples[uid] = sample
         sample.answers[moment] = list(answers)
 
@@ -75,13 +76,54 @@ class SampleBook:
         """Writes ``samples.json``."""
         write_json(self._run.samples, [asdict(sample) for sample in self._samples.values()])
 
-    def _keep(self, picture: Any) -> str:
-        raw = _png(picture)
-        path = self._run.path / "samples" / f"{hashlib.sha256(raw).hexdigest()[:16]}.png"
-        path.parent.mkdir(exist_ok=True)
-        if not path.exists():
-            write_atomically(path, raw)
-        return f"samples/{path.name}"
+
+class TrainingBook:
+    """Answers to training prompts, with all their scores: one line of ``training_samples.jsonl`` for each group that is kept."""
+
+    def __init__(self, run: RunDir) -> None:
+        self._run = run
+
+    def add(
+        self,
+        stage: str,
+        step: int,
+        uid: str,
+        question: str,
+        expected: str,
+        pictures: Sequence[Any],
+        answers: Sequence[Answer],
+    ) -> None:
+        """Adds a group; a step that is done again after a resume is written again, and its last line counts."""
+        kept = [keep_picture(self._run, picture) for picture in pictures]
+        whole = [Answer(((answer.text, 0.0),), answer.score, answer.correct, answer.scores) for answer in answers]
+        sample = Sample(f"{stage}/{step}/{uid}", question, expected, kept, {f"{stage}, step {step}": whole})
+        with self._run.training_samples.open("a", encoding="utf-8", errors="replace") as file:
+            file.write(json.dumps(plain(asdict(sample)), ensure_ascii=False) + "\n")
+
+
+def load_training_samples(run: RunDir) -> list[Sample]:
+    """The training groups that a run directory holds, in the order of their steps; a line cut short by a kill is passed over."""
+    if not run.training_samples.exists():
+        return []
+    found: dict[str, Sample] = {}
+    for line in run.training_samples.read_text(encoding="utf-8").split("\n"):
+        try:
+            sample = _sample(json.loads(line))
+        except ValueError:
+            continue
+        found.pop(sample.uid, None)
+        found[sample.uid] = sample
+    return list(found.values())
+
+
+def keep_picture(run: RunDir, picture: Any) -> str:
+    """Writes a picture into ``samples/`` unless it is there, and returns its path inside the run directory."""
+    raw = _png(picture)
+    path = run.path / "samples" / f"{hashlib.sha256(raw).hexdigest()[:16]}.png"
+    path.parent.mkdir(exist_ok=True)
+    if not path.exists():
+        write_atomically(path, raw)
+    return f"samples/{path.name}"
 
 
 def load_samples(run: RunDir) -> list[Sample]:
@@ -94,7 +136,12 @@ def load_samples(run: RunDir) -> list[Sample]:
 def _sample(entry: Mapping[str, Any]) -> Sample:
     answers = {
         moment: [
-            Answer(tuple((str(text), float(prob or 0.0)) for text, prob in one["tokens"]), one["score"], one["correct"])
+            Answer(
+                tuple((str(text), float(prob or 0.0)) for text, prob in one["tokens"]),
+                one["score"],
+                one["correct"],
+                dict(one.get("scores") or {}),
+            )
             for one in listed
         ]
         for moment, listed in entry["answers"].items()

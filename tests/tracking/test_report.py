@@ -10,7 +10,7 @@ from PIL import Image
 
 from rlvlm.tracking import Answer, Recorder, RunDir, SampleBook, Summary, write_report
 from rlvlm.tracking.report import series_of
-from rlvlm.tracking.samples import load_samples
+from rlvlm.tracking.samples import TrainingBook, load_samples, load_training_samples
 
 HOSTILE = "</span><script>alert(1)</script><img src=x onerror=alert(1)>"
 
@@ -107,3 +107,42 @@ def test_series_keep_the_order_of_steps_and_gaps():
     series = series_of([{"stage": "a", "step": 1, "x": 1.0}, {"stage": "a", "step": 3, "x": None}])
     assert series["x"][0] == (1.0, 1.0)
     assert series["x"][1][1] != series["x"][1][1]
+
+
+def test_training_answers_are_shown_escaped_with_every_score_and_the_last_line_of_a_step_counts(run):
+    book = TrainingBook(run)
+    for text in ("first", HOSTILE):  # as after a resume
+        answer = Answer(((text, 0.5),), 0.0, False, {"number": 0.25, "format": 1.0})
+        book.add("rlvr", 1, "u9", HOSTILE, "3", [Image.new("RGB", (42, 42))], [answer])
+    (sample,) = load_training_samples(run)
+    assert sample.answers["rlvr, step 1"][0].text == HOSTILE
+    page = Page(write_report(run).read_text())
+    text = " ".join(page.text)
+    assert "Answers while training" in text
+    assert "number 0.25 · format 1" in text
+    assert not [tag for tag, _ in page.tags if tag == "script"]
+
+
+def test_the_title_says_name_date_command_and_model(run):
+    run.config.write_text("# rlvlm train quickstart actor.epochs=2   (rlvlm 0.1.0)\nactor: {}\n")
+    Summary("quickstart", started="2026-12-01 01:00", model="toy_llava").write(run)
+    text = " ".join(Page(write_report(run).read_text()).text)
+    for piece in (
+        run.path.name,
+        "quickstart",
+        "2026-12-01 01:00",
+        "toy_llava",
+        "rlvlm train quickstart actor.epochs=2",
+    ):
+        assert piece in text
+
+
+def test_a_long_stretch_without_spread_is_said(tmp_path):
+    run = RunDir.create(tmp_path / "flat")
+    with Recorder(run, show=False) as recorder:
+        recorder.begin("rlvr", total=30)
+        for step in range(1, 31):
+            recorder.log(step, {"groups/no_spread": 1.0 if step > 5 else 0.5})
+    assert "No spread in the rewards (rlvr, steps 6 to 30)" in " ".join(
+        "".join(Page(write_report(run).read_text()).text).split()
+    )
