@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from functools import lru_cache
 from typing import Any, Literal
 
@@ -21,6 +21,12 @@ _WORD = re.compile(r"\w+|[^\w\s]")
 _SET_TOKEN = re.compile(r'\w+|[<>=/"]')
 _SET_TAG = re.compile(r"<(/?\w+)")
 _IMPLIED = ("html", "head", "body")
+_UNSEEN = ("script", "style", "template", "noscript")
+_HIDING = (
+    *(";display:none", ";visibility:hidden", ";visibility:collapse", ";opacity:0", ";opacity:0.0", ";font-size:0"),
+    *(";font-size:0px", ";color:transparent"),
+)
+"""Declarations of a ``style`` attribute under which nothing is seen."""
 
 
 @register_reward(
@@ -36,7 +42,8 @@ def html(
     """0.6 · similarity of words and attributes in order + 0.4 · similarity of the tag tree, the best over the golds.
 
     Words, attributes and tags count as often as they occur and in their order, tags with all tags around them, so neither
-    an empty nor a shuffled page is paid. The page is parsed as a browser does; tags that it only implies do not count.
+    an empty nor a shuffled page is paid, and what a script or a hidden element says is not what a page shows.
+    The page is parsed as a browser does; tags that it only implies do not count.
 
     An answer without words and attributes scores 0 where the gold has any.
 
@@ -69,7 +76,10 @@ def _too_large(page: str) -> bool:
 
 
 def _read(page: str) -> tuple[list[Hashable], list[Hashable]]:
-    """Words and attributes in document order, and every tag as the number of its path from the root."""
+    """Words and attributes in document order, and every tag as the number of its path from the root.
+
+    Words that are not shown are words of their own kind: they match those of the gold that are hidden likewise.
+    """
     parser = require("selectolax.lexbor").LexborHTMLParser
     root = parser(page.replace("\x00", "").encode("utf-8", "replace").decode()).root
     lowered = page.lower()
@@ -77,11 +87,16 @@ def _read(page: str) -> tuple[list[Hashable], list[Hashable]]:
     words: list[Hashable] = []
     tags: list[Hashable] = []
     paths: dict[int, int] = {}  # of a node, by its address: the hash of the tags above it and its own
+    unseen: dict[int, str] = {}  # of a node that is not shown: the tag, or "hidden"
     for node in root.traverse(include_text=True) if root is not None else ():
         parent = paths.get(node.parent.mem_id, 0) if node.parent is not None else 0
+        place = unseen.get(node.parent.mem_id, "") if node.parent is not None else ""
         if node.tag == "-text":
-            words.extend(_WORD.findall(node.text_content or ""))
+            found = _WORD.findall(node.text_content or "")
+            words.extend([(place, word) for word in found] if place else found)
             continue
+        if place or node.tag in _UNSEEN or _is_hidden(node.attributes):
+            unseen[node.mem_id] = place or (node.tag if node.tag in _UNSEEN else "hidden")
         if node.tag in implied:
             paths[node.mem_id] = parent
             continue
@@ -89,6 +104,13 @@ def _read(page: str) -> tuple[list[Hashable], list[Hashable]]:
         tags.append(path)
         words.extend(f"{name}={value or ''}" for name, value in sorted(node.attributes.items(), key=str))
     return words, tags
+
+
+def _is_hidden(attributes: Mapping[str, str | None]) -> bool:
+    if "hidden" in attributes:
+        return True
+    style = "".join((attributes.get("style") or "").lower().split())
+    return any(f"{rule};" in f";{style};" or f"{rule}!" in style for rule in _HIDING)
 
 
 @lru_cache(maxsize=256)

@@ -221,3 +221,35 @@ def test_lines_with_a_few_markers_are_drawn() -> None:
 def test_patterns_of_a_drawings_size_are_drawn(pattern: str) -> None:
     dots = f'<pattern id="p" {pattern} {UNITS}><circle r="2"/></pattern><rect width="64" height="64" fill="url(#p)"/>'
     assert _svg(f"{HEAD}{dots}</svg>", f"{HEAD}{dots}</svg>") == 1.0
+
+
+SHOWN = "<h1>Soup of the day</h1><p>Leek and potato soup, with bread and butter, for six</p>"
+TEXT = "Soup of the day Leek and potato soup, with bread and butter, for six"
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        f"<script>{TEXT}</script>",
+        f"<style>{TEXT}</style>",
+        f"<template>{TEXT}</template>",
+        f"<div hidden>{TEXT}</div>",
+        f"<div style='display:none'>{TEXT}</div>",
+        f"<div style='color:red; DISPLAY : none !important'>{TEXT}</div>",
+        f"<div style='visibility: hidden;'><b><i>{TEXT}</i></b></div>",
+        f"<div style='opacity:0'>{TEXT}</div>",
+        f"<!-- {TEXT} -->",
+    ],
+)
+def test_words_that_a_page_does_not_show_are_not_paid_for(page: str) -> None:
+    assert _html(page, SHOWN) < 0.2
+    shown = f"<div>{TEXT}</div>"
+    assert _html(shown, SHOWN) > 0.5
+
+
+def test_a_script_and_a_hidden_part_of_the_gold_are_compared_with_their_like() -> None:
+    gold = "<style>p { color: red }</style><p>Soup</p><p hidden>Leek</p><script>let a = 1;</script>"
+    assert _html(gold, gold) == 1.0
+    other = gold.replace("let a = 1;", "let b = 2;")
+    assert 0.5 < _html(other, gold) < 1.0
+    assert _html(gold.replace(" hidden", ""), gold) < 1.0
