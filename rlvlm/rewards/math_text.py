@@ -72,7 +72,7 @@ _SPACES = re.compile(r"(?<!\\)\\[,;: ]|\\quad|\\qquad|~")
 _NAMES = "arcsin|arccos|arctan|sinh|cosh|tanh|sin|cos|tan|cot|sec|csc|log|ln|exp|pi|infty|infinity"
 _BARE_NAME = re.compile(rf"(?<![A-Za-z\\])({_NAMES})(?![A-Za-z])")
 _IN_TRIGONOMETRY = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])")
-_DEGREES = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*\}?\s*degrees")
+_DEGREES = re.compile(r"(?<![0-9])([0-9]+(?:\.[0-9]+)?)\s*\}?\s*degrees")
 _MEMBER = re.compile(r"^[A-Za-z]\s*\\in(?![A-Za-z])\s*")
 _BARE_SQRT = re.compile(r"(?<![A-Za-z\\])sqrt(?![A-Za-z])")
 _SHORT_FRACTION = re.compile(
@@ -97,7 +97,7 @@ _DIGITS_AND_SLASHES = re.compile(r"[0-9./\s]+")
 _ROUNDING = re.compile(r"\\[lr](?:floor|ceil)(?![A-Za-z])")
 _NESTED_EXP = re.compile(r"\\exp\b.*(?:\\exp\b|\^)|\^\s*\{[^{}]*\\exp\b", re.DOTALL)
 _SIGNS = re.compile(r"(?:[-+]\s*){4}")
-_FACTORIAL = re.compile(r"([0-9]+|[A-Za-z]|.|^)\s*!")
+_FACTORIAL = re.compile(r"((?<![0-9])[0-9]+|[A-Za-z]|.|^)\s*!")
 _BINOMIAL = re.compile(r"\\[dt]?binom\s*\{([^{}]*)\}|\\choose")
 _CLOSING = {"{": "}", "(": ")", "[": "]"}
 _EXPONENT = re.compile(r"\^\s*(?=(\{)|.)")

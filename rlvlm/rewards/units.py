@@ -34,9 +34,11 @@ for _word, _unit in (*((unit, unit) for unit in _UNIT), *_SPELLINGS.items()):
 _WORD = r"[A-Za-z]+"
 _EXPONENT = r"(?:\s*\^\{[23]\}|[23](?![0-9])|\s+(?:squared|cubed))?"
 _TAIL = re.compile(
-    rf"^(?P<value>.*?[0-9)}}].*?|.*?[0-9)}}])\s*(?P<unit>(?:(?:square|cubic|sq\.?|cu\.?)\s+)?{_WORD}{_EXPONENT}"
-    rf"(?:\s*/\s*{_WORD}{_EXPONENT}|\s+per\s+{_WORD})?)$"
+    rf"\s*(?P<unit>(?:(?:square|cubic|sq\.?|cu\.?)\s+)?{_WORD}{_EXPONENT}(?:\s*/\s*{_WORD}{_EXPONENT}|\s+per\s+{_WORD})?)$"
 )
+_VALUE_END = re.compile(r"[0-9)}]")
+MAX_UNIT_CHARS = 60
+"""A unit is looked for in the last so many characters: more would take time quadratic in the text."""
 _ONE = re.compile(rf"(?:(square|sq\.?|cubic|cu\.?)\s+)?({_WORD})(?:\s*\^\{{([23])\}}|([23])|\s+(squared|cubed))?")
 
 Unit = tuple[tuple[tuple[str, int], ...], Fraction]
@@ -45,10 +47,11 @@ Unit = tuple[tuple[tuple[str, int], ...], Fraction]
 
 def split_unit(text: str) -> tuple[str, str]:
     """The value and the unit of a canonical answer such as ``12 cm`` or ``30 km/h``; the unit is ``""`` when there is none."""
-    match = _TAIL.match(text)
+    first = _VALUE_END.search(text)
+    match = _TAIL.search(text, max(first.end(), len(text) - MAX_UNIT_CHARS)) if first else None
     if match is None:
         return text, ""
-    value, unit = match["value"].rstrip(), match["unit"]
+    value, unit = text[: match.start()].rstrip(), match["unit"]
     known = read_unit(unit) is not None
     counted = (
         re.fullmatch(rf"{_WORD}", unit) and len(unit) >= 3 and text[len(value) : len(value) + 1] == " "
