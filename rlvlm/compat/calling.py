@@ -74,6 +74,35 @@ def parameter_names(function: Function) -> Collection[str]:
     return [one.name for one in _parameters(function) or ()]
 
 
+def with_pictures(score: Function, function: Function, batched: bool) -> Function:
+    """The reward, with pictures in its records where the function names ``images`` or ``image`` and a record has no such column.
+
+    Pictures reach it as handles beside the record; they are decoded only for functions that ask for them.
+    """
+    asked = {"images", "image"}.intersection(parameter_names(function))
+    if not asked:
+        return score
+
+    def pictured(**given: Any) -> Any:
+        handles, records = given.pop("images", None), given["record"]
+        many = (
+            [_pictured(*one) for one in zip(records, handles or [None] * len(records), strict=True)]
+            if batched
+            else None
+        )
+        return score(**{**given, "record": _pictured(records, handles) if many is None else many})
+
+    own = inspect.signature(score)
+    images = inspect.Parameter("images", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None)
+    pictured.__signature__ = own.replace(parameters=[*own.parameters.values(), images])  # type: ignore[attr-defined]
+    return pictured
+
+
+def _pictured(record: Mapping[str, Any], handles: Sequence[Any] | None) -> dict[str, Any]:
+    pictures = [handle.decode() if hasattr(handle, "decode") else handle for handle in handles or ()]
+    return {"images": pictures, "image": pictures[0] if pictures else None, **record}
+
+
 def is_coroutine(function: Any) -> bool:
     """Whether calling it gives something to await: an ``async def``, or an object whose ``__call__`` is one."""
     while isinstance(function, functools.partial):

@@ -16,7 +16,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from rlvlm.compat.calling import as_async, is_coroutine
+from rlvlm.compat.calling import as_async, is_coroutine, with_pictures
 from rlvlm.compat.functions import find_function
 from rlvlm.compat.styles import STYLES, Call
 from rlvlm.errors import ConfigError, nearest
@@ -103,5 +103,7 @@ def _part(
             )
         batched = reward_type == "batch"
     score = STYLES[style].make(Call(function, arguments, conversational, one_row=not batched))
+    if STYLES[style].columns:
+        score = with_pictures(score, function, batched)
     traits = {**TRAITS, "batched": batched, "stateful": stateful, "range": (-math.inf, math.inf)}
     return unregistered("reward", label, as_async(score) if is_coroutine(function) else score, {}, traits)

@@ -45,6 +45,7 @@ class Style:
         make: the reward of a :class:`Call`, a function of what it reads.
         batched: it takes whole batches; ``None`` where the node says so.
         names: of functions that are taken where the node names none, in turn.
+        columns: the record's columns are its keyword arguments.
         keys: of the node that say how it is called, and are no keyword arguments of the function.
         construct: builds a class that the node names.
     """
@@ -53,6 +54,7 @@ class Style:
     make: Callable[[Call], Function]
     batched: bool | None
     names: tuple[str, ...] = ()
+    columns: bool = False
     keys: tuple[str, ...] = ()
     construct: Callable[[type, Mapping[str, Any]], Any] = field(default=lambda cls, build: cls(**build))
 
@@ -378,17 +380,19 @@ STYLES: dict[str, Style] = {
         _easyr1,
         None,
         ("main", "compute_score"),
-        ("reward_type",),
+        keys=("reward_type",),
     ),
-    "trl": Style("f(prompts=, completions=, completion_ids=, **columns)", _trl, True, keys=("conversational",)),
+    "trl": Style(
+        "f(prompts=, completions=, completion_ids=, **columns)", _trl, True, columns=True, keys=("conversational",)
+    ),
     "verl_batch": Style(
         "compute_score(data_sources=, solution_strs=, ground_truths=, extra_infos=)",
         _verl_batch,
         True,
         ("compute_score",),
     ),
-    "areal": Style("f(prompt, completions, prompt_ids, completion_ids, **columns)", _areal, False),
+    "areal": Style("f(prompt, completions, prompt_ids, completion_ids, **columns)", _areal, False, columns=True),
     "openrlhf": Style("reward_func(queries, prompts, labels)", _openrlhf, True, ("reward_func",)),
-    "swift": Style("f(completions, **columns)", _swift, True, construct=_construct_swift),
+    "swift": Style("f(completions, **columns)", _swift, True, columns=True, construct=_construct_swift),
 }
 """Every style by its name in a reward node."""

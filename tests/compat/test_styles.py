@@ -125,6 +125,12 @@ class Scorer:
 
 scorer = Scorer(5.0)
 
+def trl_pictures(completions, images, **kwargs):
+    return [float(own[0].getpixel((0, 0))[0]) for own in images]
+
+def areal_picture(prompt, completions, prompt_ids, completion_ids, image, **data):
+    return float(image.getpixel((0, 0))[0])
+
 # ms-swift
 class ORM:
     def __init__(self, args=None, **kwargs):
@@ -303,6 +309,30 @@ def test_swift_classes_get_the_trainers_arguments_and_token_ids(path: str) -> No
 def test_areal_functions_get_prompt_ids_and_columns(path: str) -> None:
     expected = {"areal": [6.0, 4.0], "areal_other": [1.0, 0.0], "areal_later": [1.0, 0.0], "System.reward": [2.0, 0.0]}
     _scores(path, expected, style="areal")
+
+
+class Handle:
+    """A picture that is decoded where it is asked for."""
+
+    def __init__(self, red: int) -> None:
+        self.red = red
+
+    def decode(self) -> Any:
+        """The picture."""
+        from PIL import Image
+
+        return Image.new("RGB", (2, 2), (self.red, 0, 0))
+
+
+def test_functions_that_name_pictures_get_them_decoded(path: str) -> None:
+    rules = {
+        "many": {"style": "trl", "path": f"{path}:trl_pictures"},
+        "one": {"style": "areal", "path": f"{path}:areal_picture", "weight": 100.0},
+    }
+    runner = Runner(RewardConfig(rules=rules, workers=1, timeout=30.0))
+    found = runner.score(runner.samples(COMPLETIONS, RECORDS, images=[[Handle(5)], [Handle(7)]]))
+    runner.close()
+    assert found.scores == [505.0, 707.0]
 
 
 def test_openrlhf_functions_get_queries_and_give_rewards_and_logs(path: str) -> None:
