@@ -137,9 +137,8 @@ def _run_stages(
                 recorder.note(f"{reason}.")
             _add(summary, plan.stage, _run_stage(plan, before, context))
             summary.write(run)
+            _prune(plan.stage, run, last=plan is plans[-1])
             before = plan
-    for plan in plans:
-        _prune(plan.stage, run, last=plan is plans[-1])
     link_folder(run.stage(last.name) / "policy", run.policy)
 
 
