@@ -23,6 +23,8 @@ from rlvlm.rewards.sandbox import Limits, Run, run_python
 MAX_CHARS = 100_000
 """A longer program is no answer."""
 MAX_TESTS = 200
+_HOLDERS = ("tests", "test_cases", "unit_tests")
+"""Keys of a gold answer under which its tests may stand."""
 MIN_MEMORY_MB = 64
 """Less than this leaves a program little beside Python itself."""
 
@@ -65,7 +67,8 @@ def code(
     """1 when the program passes every test, else 0 (or the share that it passes); run in the sandbox without network.
 
     Tests are pairs ``{"input": …, "output": …}`` of standard input and output, calls ``{"call": "f(1)", "expected": 2}``, or
-    lines ``assert f(1) == 2``; one, a list of them, or the JSON of either. Only the calls of the program run beside it; what they
+    lines ``assert f(1) == 2``; one, a list of them, ``{"tests": …}`` of them, or the JSON of any of these.
+    Only the calls of the program run beside it; what they
     gave is compared outside, as plain values (``all``, ``math.isclose``, ``abs(…) < …`` too), so that a program can't read the expected
     values, nor make its objects equal to everything.
 
@@ -149,18 +152,31 @@ def _items(answer: Any) -> list[Any]:
             answer = json.loads(answer)
         except ValueError:  # not JSON: lines of asserts
             return [answer] if answer.strip() else []
-    if (
-        isinstance(answer, Mapping)
-        and isinstance(answer.get("inputs"), Sequence)
-        and isinstance(answer.get("outputs"), Sequence)
-    ):
-        return [
-            {"input": given, "output": wanted}
-            for given, wanted in zip(answer["inputs"], answer["outputs"], strict=False)
-        ]
+        if isinstance(answer, str):  # JSON of JSON, or of a line of asserts
+            return _items(answer)
+    if isinstance(answer, Mapping) and all(isinstance(answer.get(name), Sequence) for name in ("inputs", "outputs")):
+        return _paired(answer)
     if isinstance(answer, Mapping):
-        return [answer]
+        held = next((answer[name] for name in _HOLDERS if name in answer), None)
+        return [answer] if held is None else _items(held)
+    if isinstance(answer, Sequence) and not isinstance(answer, str) and len(answer) == 1:
+        only = answer[0]
+        if isinstance(only, Mapping) and any(name in only for name in (*_HOLDERS, "inputs")):
+            return _items(only)
     return list(answer) if isinstance(answer, Sequence) and not isinstance(answer, str) else [answer]
+
+
+def _paired(answer: Mapping[str, Any]) -> list[Any]:
+    """Tests of ``inputs`` and ``outputs``: what is read and written, or, with ``fn_name``, arguments and what they give."""
+    pairs = list(zip(answer["inputs"], answer["outputs"], strict=False))
+    name = answer.get("fn_name")
+    if not name:
+        return [{"input": given, "output": wanted} for given, wanted in pairs]
+    calls = [given if isinstance(given, (list, tuple)) else [given] for given, _ in pairs]
+    return [
+        {"call": f"{name}({', '.join(map(repr, given))})", "expected": wanted}
+        for given, (_, wanted) in zip(calls, pairs, strict=True)
+    ]
 
 
 def _text(value: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 from rlvlm.errors import ConfigError, RewardError
-from rlvlm.rewards.code import _try_sandbox, code
+from rlvlm.rewards.code import _try_sandbox, code, read_tests
 from rlvlm.rewards.compose import build_rules
 from rlvlm.rewards.config import RewardConfig
 from rlvlm.rewards.sandbox import run as runs
@@ -157,3 +158,24 @@ def test_a_machine_without_a_sandbox_is_told_before_a_run(monkeypatch: pytest.Mo
             build_rules(RewardConfig(rules={"code": 1.0}))
     finally:
         _try_sandbox.cache_clear()
+
+
+@pytest.mark.parametrize(
+    "tests",
+    [
+        ["assert double(2) == 4"],
+        "assert double(2) == 4",
+        json.dumps(["assert double(2) == 4"]),
+        [{"call": "double(2)", "expected": 4}],
+        {"inputs": [[2], [3]], "outputs": [4, 6], "fn_name": "double"},
+    ],
+)
+@pytest.mark.parametrize("key", ["tests", "test_cases", "unit_tests"])
+def test_tests_may_stand_under_a_key_as_in_general_code_records(tests: object, key: str) -> None:
+    def calls(answer: object) -> list[object]:
+        return [check.calls for check in read_tests(answer)[0]]
+
+    wanted = calls(tests)
+    assert wanted
+    for answer in ({key: tests}, json.dumps({key: tests}), [{key: tests}], {key: json.dumps(tests)}):
+        assert calls(answer) == wanted
