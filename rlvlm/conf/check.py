@@ -271,6 +271,7 @@ def _check_data(stage: Stage, found: Findings) -> None:
 def _check_records(stage: Stage, split: str, found: Findings) -> None:
     """Opens each source and reads its first record: its format, its columns, and what the reward rules read of them."""
     from rlvlm.data.config import read_sources
+    from rlvlm.data.loader import as_prompt
     from rlvlm.data.sources import open_source
     from rlvlm.rewards.samples import check_columns
 
@@ -289,8 +290,12 @@ def _check_records(stage: Stage, split: str, found: Findings) -> None:
         if opened is not None and not len(opened):
             found.problems.append(f"data.{split} '{opened.name}' has no records.")
         record = found.attempt(opened.__getitem__, 0) if opened else None
-        if record is not None and stage.reward.rules:
+        if record is not None and stage.reward.rules and "samples" not in record:
             found.attempt(check_columns, record)
+            prompt = found.attempt(as_prompt, record, source.template or stage.data.template, stage.data.system)
+            if prompt is None:
+                continue
+            record = prompt[1]  # as the loader gives it out: a dialogue's last turn is its answer
             _check_reads(stage, record, f"data.{split} '{opened.name}'", found)
         if record is not None:
             found.notes += places.silent_settings(stage, source, _first(opened), f"data.{split} '{opened.name}'")

@@ -9,9 +9,10 @@ from typing import Any
 
 from rlvlm.data.config import DataConfig
 from rlvlm.data.dialogues import dialogue_turns
+from rlvlm.data.loader import PromptAssembler, as_prompt
 from rlvlm.data.media import Picture, PictureLimits
 from rlvlm.data.progress import Progress
-from rlvlm.data.prompts import PromptEncoder, PromptFamily, template_of, to_messages
+from rlvlm.data.prompts import PromptFamily, template_of
 from rlvlm.data.sources import Source
 from rlvlm.data.supervised import DialogueAssembler
 from rlvlm.errors import DataError
@@ -125,23 +126,22 @@ class _Measure:
     def __init__(self, config: DataConfig, source: Source, family: PromptFamily | None, dialogues: bool) -> None:
         self._config, self._dialogues = config, dialogues
         self._template = source.config.template or config.template
-        self._encoder = None if family is None else PromptEncoder(family, config.max_prompt_tokens)
+        self._prompts = None if family is None else PromptAssembler(config, family)
         self._assembler = None if family is None else DialogueAssembler(config, family)
 
     def __call__(self, record: Mapping[str, Any], pictures: list[Picture]) -> int:
         if self._dialogues and self._assembler is not None:
             return sum(len(row.dialogue.ids) for row in self._assembler.encode(record, pictures, self._template)[1])
+        if not self._dialogues and self._prompts is not None:
+            return len(self._prompts.encode(record, pictures, self._template)[1][0])
         if "samples" in record:
             if not self._dialogues:
                 raise DataError("the row is a packed bin, which supervised stages read; check it with --dialogues.")
             return sum(len(turn["content"]) for sample in record["samples"] for turn in sample["messages"])
-        template = template_of(record, self._template)
         if self._dialogues:
-            turns = dialogue_turns(record, template, self._config.system)
+            turns = dialogue_turns(record, template_of(record, self._template), self._config.system)
         else:
-            turns, _ = to_messages(record, template, self._config.system)
-            if self._encoder is not None:
-                return len(self._encoder(turns, pictures)[0])
+            turns, _ = as_prompt(record, self._template, self._config.system)
         return sum(len(turn["content"]) for turn in turns)
 
 

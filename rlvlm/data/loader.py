@@ -18,6 +18,7 @@ from rlvlm.data.media_table import MediaTable, PixelCache
 from rlvlm.data.order import Mixture
 from rlvlm.data.prompts import (
     Encoding,
+    Messages,
     OverLongError,
     PromptEncoder,
     PromptFamily,
@@ -25,7 +26,7 @@ from rlvlm.data.prompts import (
     template_of,
     to_messages,
 )
-from rlvlm.data.records import PICTURE_COLUMNS
+from rlvlm.data.records import PICTURE_COLUMNS, is_filled
 from rlvlm.data.sources import Source, open_sources
 from rlvlm.errors import DataError
 
@@ -69,6 +70,19 @@ class Assembler(Protocol):
         ...
 
 
+def as_prompt(record: Mapping[str, Any], template: str | None, system: str | None) -> tuple[Messages, dict[str, Any]]:
+    """A record's messages by its own template, else ``template``, and the columns that rewards read.
+
+    A dialogue's last answer is the column ``answer``, unless the record has one.
+    """
+    messages, answer = to_messages(record, template_of(record, template), system)
+    columns = {name: value for name, value in record.items() if name not in PICTURE_COLUMNS}
+    columns.setdefault("problem", messages[-1]["content"])
+    if not is_filled(columns.get("answer")) and answer is not None:
+        columns["answer"] = answer
+    return messages, columns
+
+
 class PromptAssembler:
     """Prompts for a policy to answer: one row and one entry of the prompt table for each record."""
 
@@ -82,11 +96,7 @@ class PromptAssembler:
         """Messages by the template, then token ids; a dialogue's last answer becomes the record's ``answer``."""
         if "samples" in record:
             raise DataError("the row is a packed bin, which supervised stages read; give prompts one to a row.")
-        messages, answer = to_messages(record, template_of(record, template), self._config.system)
-        columns = {name: value for name, value in record.items() if name not in PICTURE_COLUMNS}
-        columns.setdefault("problem", messages[-1]["content"])
-        if columns.get("answer") is None and answer is not None:
-            columns["answer"] = answer
+        messages, columns = as_prompt(record, template, self._config.system)
         return columns, self._encoder(messages, pictures)
 
     def assemble(self, items: Sequence[Item], places: Sequence[Sequence[int]], table: MediaTable) -> Batch:

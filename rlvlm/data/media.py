@@ -28,14 +28,6 @@ from rlvlm.errors import DataError
 
 _BASE64_STARTS = ("iVBORw0KGgo", "/9j/", "R0lGOD", "UklGR", "Qk", "SUkq", "TU0A")  # PNG JPEG GIF WEBP BMP TIFF TIFF
 _SHORTEST_BASE64 = 32  # characters; no picture file is smaller than 24 bytes
-_UNREADABLE = (
-    OSError,
-    ValueError,
-    SyntaxError,
-    EOFError,
-    MemoryError,
-    OverflowError,
-)  # what Pillow raises on bad files
 
 
 @dataclass(frozen=True)
@@ -140,8 +132,10 @@ class Picture:
                 image = Image.open(stream)
         except Image.DecompressionBombError as error:
             raise DataError(f"{self.origin}: {self._named()} refused before decoding ({error}).") from error
-        except _UNREADABLE as error:
-            raise DataError(f"{self.origin}: {self._named()} is no picture that can be read ({error}).") from error
+        except Exception as error:  # Pillow's plug-ins raise errors of every kind on bad files
+            raise DataError(
+                f"{self.origin}: {self._named()} is no picture that can be read ({_told(error)})."
+            ) from error
         with image:
             self._check_pixels(image.size)
             yield image
@@ -163,8 +157,8 @@ class Picture:
                 rgb = to_rgb(upright(image))
             except Image.DecompressionBombError as error:
                 raise DataError(f"{self.origin}: {self._named()} refused while decoding ({error}).") from error
-            except _UNREADABLE as error:
-                raise DataError(f"{self.origin}: {self._named()} can't be decoded ({error}).") from error
+            except Exception as error:  # as above
+                raise DataError(f"{self.origin}: {self._named()} can't be decoded ({_told(error)}).") from error
         size = limit_size(rgb.size, self.limits.min_pixels, self.limits.max_pixels)
         return rgb if size == rgb.size else rgb.resize(size, Image.Resampling.BICUBIC)
 
@@ -182,6 +176,10 @@ class Picture:
 
     def __repr__(self) -> str:
         return f"Picture({self._named()}, {self.origin})"
+
+
+def _told(error: Exception) -> str:
+    return str(error) or type(error).__name__
 
 
 def resolve(source: Any, limits: PictureLimits, origin: str) -> str | bytes | Image.Image:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import math
+import os
 import struct
+import warnings
 from typing import BinaryIO
 
 import numpy as np
@@ -19,7 +22,41 @@ _TURNS = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
+_VIDEO_SUFFIXES = {".mp4", ".avi", ".mov", ".mkv", ".webm", ".m4v", ".flv", ".wmv", ".mpg", ".mpeg", ".ogv", ".3gp"}
+_VIDEO_SUFFIXES |= {".mp3", ".wav", ".flac", ".ogg", ".m4a", ".aac"}  # and sound
+_NO_PICTURES = _VIDEO_SUFFIXES | {
+    ".pdf",
+    ".h5",
+    ".hdf",
+    ".grib",
+    ".bufr",
+}  # that Pillow lists and does not read as pictures
+_LONGEST_NAME = 4096  # characters
 _ALPHA_MODES = {"RGBA", "LA", "PA", "RGBa", "La"}
+
+
+def is_video_name(name: str) -> bool:
+    """Whether a path (or a bare ``.suffix``) ends as files of video or sound do."""
+    return len(name) <= _LONGEST_NAME and os.path.splitext(f"x{name}")[1].lower() in _VIDEO_SUFFIXES
+
+
+def is_picture_name(name: str) -> bool:
+    """Whether a path (or a bare ``.suffix``) ends as files do that Pillow opens."""
+    if len(name) > _LONGEST_NAME:
+        return False
+    suffix = os.path.splitext(f"x{name}")[1].lower()
+    return suffix in Image.registered_extensions() and suffix not in _NO_PICTURES
+
+
+def is_picture(content: bytes) -> bool:
+    """Whether bytes begin as a picture file that Pillow opens, whatever it is called."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            Image.open(io.BytesIO(content)).close()
+    except Exception:  # Pillow's plug-ins raise of every kind on bytes that are no picture of theirs
+        return False
+    return True
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
@@ -77,20 +114,22 @@ def upright(image: Image.Image) -> Image.Image:
 
 def orientation(image: Image.Image) -> int:
     """EXIF orientation, 1 to 8 (1 where none or nonsense is stated), without decoding pixels."""
-    if image.format == "PNG" and "exif" not in image.info:  # Pillow would decode the pixels to look for a late chunk
-        stream = getattr(image, "fp", None)
-        raw = None if stream is None else _late_png_exif(stream)
-        if raw is None:
-            return 1
-        exif = Image.Exif()
-        exif.load(raw)
-    else:
-        try:
-            exif = image.getexif()
-        except (ValueError, SyntaxError, KeyError, struct.error, OSError):  # a broken EXIF block turns nothing
-            return 1
-    stated = exif.get(_ORIENTATION, 1)
+    try:
+        stated = _exif(image).get(_ORIENTATION, 1)
+    except Exception:  # a broken EXIF block, which Pillow answers with errors of every kind, turns nothing
+        return 1
     return stated if isinstance(stated, int) and 1 <= stated <= 8 else 1
+
+
+def _exif(image: Image.Image) -> Image.Exif:
+    if image.format != "PNG" or "exif" in image.info:
+        return image.getexif()
+    exif = Image.Exif()  # Pillow would decode the pixels to look for a chunk behind them
+    stream = getattr(image, "fp", None)
+    raw = None if stream is None else _late_png_exif(stream)
+    if raw is not None:
+        exif.load(raw)
+    return exif
 
 
 def _late_png_exif(stream: BinaryIO) -> bytes | None:

@@ -14,8 +14,9 @@ import jinja2.sandbox
 from torch import Tensor
 
 from rlvlm.batch import Span
+from rlvlm.data.marks import IMAGE
 from rlvlm.data.media import Picture
-from rlvlm.data.records import IMAGE
+from rlvlm.data.records import is_text
 from rlvlm.errors import ConfigError, DataError, nearest
 
 Messages = list[dict[str, Any]]
@@ -28,6 +29,8 @@ class PromptFamily(Protocol):
 
     tokenizer: Any
     placeholder_id: int
+    banned_ids: tuple[int, ...]
+    """Tokens that stand for pictures and are never said."""
 
     def target_size(self, size: tuple[int, int]) -> tuple[int, int]:
         """(width, height) as the model sees a picture of this size; ``DataError`` if it can't take it."""
@@ -137,11 +140,16 @@ def to_messages(record: Mapping[str, Any], template: Template, system: str | Non
     """
     turns, answer = _turns(record)
     turns = place_pictures(turns, len(record.get("images", ())))
-    turns[-1] = {**turns[-1], "content": _fill(template, record, turns[-1]["content"])}
-    head = system if system is not None else template.system
-    if head is not None and turns[0]["role"] != "system":
-        turns.insert(0, {"role": "system", "content": head})
-    return turns, answer
+    if turns[-1]["role"] == "user":
+        turns[-1] = {**turns[-1], "content": _fill(template, record, turns[-1]["content"])}
+    return with_system(turns, record, template, system), answer
+
+
+def with_system(turns: Messages, record: Mapping[str, Any], template: Template, system: str | None) -> Messages:
+    """The turns behind a system message: their own, else the record's ``system`` column, else ``system``, else the template's."""
+    own = record.get("system")
+    head = own if is_text(own) and own else (system if system is not None else template.system)
+    return turns if head is None or turns[0]["role"] == "system" else [{"role": "system", "content": head}, *turns]
 
 
 def _fill(template: Template, record: Mapping[str, Any], problem: str) -> str:
@@ -160,7 +168,7 @@ def _turns(record: Mapping[str, Any]) -> tuple[Messages, Any]:
         return [{"role": "user", "content": record["problem"]}], None
     turns = [dict(turn) for turn in record["messages"]]
     answer = turns.pop()["content"] if turns and turns[-1]["role"] == "assistant" else None
-    if not turns or turns[-1]["role"] != "user":
+    if not turns or turns[-1]["role"] not in ("user", "tool"):
         raise DataError("the messages hold no user turn for the model to answer.")
     return turns, answer
 
@@ -179,6 +187,11 @@ def place_pictures(messages: Messages, pictures: int) -> Messages:
     placed = list(messages)
     placed[first] = {**placed[first], "content": IMAGE * pictures + placed[first]["content"]}
     return placed
+
+
+def turns_key(messages: Messages) -> str:
+    """What tells dialogues apart: every key of every turn."""
+    return repr([sorted(turn.items()) for turn in messages])
 
 
 def with_parts(messages: Messages) -> Messages:
@@ -211,7 +224,7 @@ class PromptEncoder:
 
     def __call__(self, messages: Messages, pictures: Sequence[Picture]) -> Encoding:
         """Expanded ids, unexpanded ids and spans; a prompt over the limit raises ``OverLongError`` with both lengths."""
-        key = (tuple((turn["role"], turn["content"]) for turn in messages), tuple(picture.size for picture in pictures))
+        key = (turns_key(messages), tuple(picture.size for picture in pictures))
         if key in self._kept:
             self._kept.move_to_end(key)
             return self._kept[key]

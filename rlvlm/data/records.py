@@ -13,21 +13,50 @@ A format of your own is a function from row to record::
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
+from rlvlm.data.marks import IMAGE, Slot, read_marks
+from rlvlm.data.pixels import is_picture, is_picture_name
 from rlvlm.errors import DataError, RlvlmError, nearest
 from rlvlm.registry import Part, Registry
 
-IMAGE = "<image>"
-"""Where the next picture stands in a text."""
-PICTURE_COLUMNS = ("images", "image", "image_path")
+PICTURE_COLUMNS = (
+    "images",
+    "image",
+    "image_path",
+    "image_paths",
+    "image_file",
+    "img",
+    "img_path",
+    "picture",
+    "pictures",
+)
+_NUMBERED_COLUMN = re.compile(r"(?:image|img|picture)s?[_-]?(\d+)", re.IGNORECASE)
+_VIDEO_COLUMNS = ("videos", "video", "audios", "audio")
+_NO_PICTURES = (
+    "id",
+    "uid",
+    "answer",
+    "solution",
+    "ground_truth",
+    "problem",
+    "question",
+    "source",
+    "data_source",
+    "caption",
+)
 
 FORMATS = Registry("format", "formats", builtins=("rlvlm.data.formats",), readable=lambda: ("row",))
 register_format = FORMATS.register
 
-_PROBLEM_COLUMNS = ("problem", "question")
+_PROBLEM_COLUMNS = ("problem", "question", "query", "instruction", "prompt")
+_PART_PICTURES = ("image", "image_url", "url", "path", "bytes", "base64")
+_SAYING_KEYS = {"tool_calls", "function_call", "reasoning_content"}
+"""Keys of a message that say something where its content is empty."""
 _ANSWER_COLUMNS = ("answer", "solution", "ground_truth")
 
 
@@ -40,7 +69,7 @@ def format_of(row: Mapping[str, Any], chosen: Part | None, renamed: bool, origin
     """
     if chosen is not None:
         return chosen
-    name = "flat" if renamed else _told_by(row)
+    name = _told_by(row) or ("flat" if renamed else None)
     if name is None:
         raise DataError(
             f"{origin}: can't tell what the row means from its columns {sorted(map(str, row))}; "
@@ -55,27 +84,43 @@ def _plain_format(name: str) -> Part:
 
 
 def _told_by(row: Mapping[str, Any]) -> str | None:
-    held = {name for name, value in row.items() if value is not None}
-    if "samples" in held:
-        return "packed"
-    if "conversations" in held:
-        return "llava"
-    if "messages" in held:
-        return "messages"
+    held = {name for name, value in row.items() if is_filled(value)}
+    if {"chosen", "rejected"} <= held:
+        raise DataError(
+            "the row is a pair of preferences ('chosen' and 'rejected'), which are not read; to learn from the chosen answers set "
+            "the source's columns: {completion: chosen} and format: completion."
+        )
+    for column, name in (("samples", "packed"), ("conversations", "llava"), ("messages", "messages")):
+        if column in held:
+            return name
+    if "prompt" in held and "completion" in held:
+        return "completion"
     if "reward_model" in held or _is_messages(row.get("prompt")):
         return "verl"
     if "problem" in held and held & {"problem_type", "prompt_type"}:
         return "llava_ov_rl"
+    if {"instruction", "output"} <= held or {"query", "response"} <= held:
+        return "instruction"
     if held & set(_PROBLEM_COLUMNS):
         return "flat"
     return "caption" if "caption" in held else None
 
 
+def is_filled(value: Any) -> bool:
+    """Whether a column holds anything: not null, an empty text or an empty list; 0 and false are something."""
+    return value is not None and not (isinstance(value, (str, bytes, Sequence, Mapping)) and not len(value))
+
+
+def rename(row: Mapping[str, Any], columns: Mapping[str, str], origin: str) -> Mapping[str, Any]:
+    """The row with our names beside the file's."""
+    return {**row, **{ours: column_of(row, theirs, origin) for ours, theirs in columns.items()}} if columns else row
+
+
 def as_record(row: Mapping[str, Any], format: Part, columns: Mapping[str, str], origin: str) -> dict[str, Any]:
     """One row as a record; every fault is a ``DataError`` that names file and row."""
     try:
-        named = {**row, **{ours: column_of(row, theirs, origin) for ours, theirs in columns.items()}}
-        record = dict(format({"row": named}))
+        record = dict(format({"row": rename(row, columns, origin)}))
+        _resolve_marks(record, row)
         _check(record, origin)
     except RlvlmError as error:
         raise (error if str(error).startswith(origin) else DataError(f"{origin}: {error}")) from error
@@ -87,11 +132,14 @@ def as_record(row: Mapping[str, Any], format: Part, columns: Mapping[str, str], 
 
 
 def _check(record: dict[str, Any], origin: str) -> None:
-    if record.get("videos") or record.get("audios"):
+    moving = next((name for name in _VIDEO_COLUMNS if is_filled(record.get(name)) and record[name] is not False), None)
+    if moving is not None:
         raise DataError(
-            f"{origin}: the row holds videos or audio, which are not read; leave such rows out with 'where'."
+            f"{origin}: the row holds videos or audio (column '{moving}'), which are not read; leave such rows out with 'where'."
         )
     record["images"] = picture_list(record.get("images"))
+    if not record["images"]:
+        _check_no_pictures(record, origin)
     if "samples" in record:
         _check_samples(record["samples"], origin)
     elif record.get("messages") is not None:
@@ -103,6 +151,61 @@ def _check(record: dict[str, Any], origin: str) -> None:
         )
     if record.get("problem") is not None:
         _check_text(record["problem"], origin)
+
+
+def _check_no_pictures(record: Mapping[str, Any], origin: str) -> None:
+    """Raises ``DataError`` where a column that is not read holds a picture: the question would be asked blindly."""
+    for name, value in record.items():
+        if name not in _NO_PICTURES and not name.endswith("_id") and _is_picture(value):
+            raise DataError(
+                f"{origin}: the column '{name}' holds a picture and is not read; set the source's 'columns: {{images: {name}}}', or "
+                "format: flat with another name where the row is meant without it."
+            )
+
+
+def _is_picture(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return bool(value) and all(_is_picture(one) for one in value)
+    if isinstance(value, Mapping):
+        return isinstance(value.get("bytes"), (bytes, bytearray)) and is_picture(bytes(value["bytes"]))
+    if isinstance(value, (bytes, bytearray)):
+        return is_picture(bytes(value))
+    if isinstance(value, str):
+        return value.startswith("data:image/") or (not any(map(str.isspace, value)) and is_picture_name(value))
+    return hasattr(value, "getbands")  # a PIL image
+
+
+def _resolve_marks(record: dict[str, Any], row: Mapping[str, Any]) -> None:
+    """Marks of other libraries in the record's texts as ``<image>``, with the pictures in their order."""
+    if not is_filled(record.get("messages")):
+        record.pop("messages", None)
+    turns = record.get("messages")
+    if turns is not None and not _is_messages(turns):
+        return  # told by the check
+    texts = [record.get("problem")] if turns is None else [turn["content"] for turn in turns]
+    if "samples" in record or not all(isinstance(text, str) for text in texts):
+        return
+    pictures = picture_list(record.get("images"))
+    numbers = _picture_numbers(row, pictures)
+    marked, pictures = read_marks([str(text) for text in texts], pictures, numbers, record.get("objects"))
+    record["images"] = pictures
+    if turns is None:
+        record["problem"] = marked[0]
+    else:
+        record["messages"] = [{**turn, "content": text} for turn, text in zip(turns, marked, strict=True)]
+
+
+def _picture_numbers(row: Mapping[str, Any], pictures: Sequence[Any]) -> list[int]:
+    """What marks call the pictures by: the numbers of their columns, else their places from 1."""
+    numbers = [number for number, _ in _numbered_columns(row)]
+    several = any(is_filled(row.get(name)) for name in PICTURE_COLUMNS)
+    return numbers if len(numbers) == len(pictures) and not several else list(range(1, len(pictures) + 1))
+
+
+def _numbered_columns(row: Mapping[str, Any]) -> list[tuple[int, str]]:
+    """(number, name) of the filled columns ``image_1``, ``image_2``, …, in order."""
+    found = ((_NUMBERED_COLUMN.fullmatch(str(name)), name) for name, value in row.items() if is_filled(value))
+    return sorted((int(match[1]), name) for match, name in found if match)
 
 
 def _check_samples(samples: Any, origin: str) -> None:
@@ -147,14 +250,17 @@ def picture_list(value: Any) -> list[Any]:
         return []
     if isinstance(value, Sequence) and not isinstance(value, (str, bytes, bytearray)):
         return [picture for picture in value if picture is not None]
-    if isinstance(value, str) and not value:
+    if not is_filled(value) or (isinstance(value, Mapping) and not any(is_filled(held) for held in value.values())):
         return []
     return [value]
 
 
 def take_pictures(row: Mapping[str, Any]) -> list[Any]:
-    """The pictures of a row under any of their usual names."""
-    return picture_list(next((row[name] for name in PICTURE_COLUMNS if row.get(name) is not None), None))
+    """The pictures of a row under any of their usual names, or in the columns ``image_1``, ``image_2``, …"""
+    for name in PICTURE_COLUMNS:
+        if pictures := picture_list(row.get(name)):
+            return pictures
+    return [picture for _, name in _numbered_columns(row) for picture in picture_list(row[name])]
 
 
 def take_problem(row: Mapping[str, Any]) -> str:
@@ -164,10 +270,16 @@ def take_problem(row: Mapping[str, Any]) -> str:
 
 def take_answer(row: Mapping[str, Any]) -> Any:
     """The answer of a row under any of its usual names, or ``None``."""
-    return next((row[name] for name in _ANSWER_COLUMNS if row.get(name) is not None), None)
+    filled = next((row[name] for name in _ANSWER_COLUMNS if is_filled(row.get(name))), None)
+    return (
+        next((row[name] for name in _ANSWER_COLUMNS if row.get(name) is not None), None) if filled is None else filled
+    )
 
 
 def _take(row: Mapping[str, Any], names: Sequence[str]) -> Any:
+    for name in names:
+        if is_filled(row.get(name)):
+            return row[name]
     for name in names:
         if row.get(name) is not None:
             return row[name]
@@ -188,26 +300,58 @@ def column_of(row: Mapping[str, Any], name: str, origin: str) -> Any:
     return value
 
 
-def flatten_content(messages: Any) -> tuple[list[dict[str, str]], list[Any]]:
-    """Messages with text content, ``<image>`` for each picture part, and the pictures that the parts themselves hold."""
-    flat, pictures = [], []
+def flatten_content(messages: Any) -> tuple[list[dict[str, Any]], list[Slot]]:
+    """Messages with text content, ``<image>`` for each picture part, and what each of these marks stands for.
+
+    The other keys of a message that hold anything are kept for the chat template (``tool_calls``, ``reasoning_content``, ``name``) and
+    the loss (``loss_mask``). A number is its text; a list of numbers, such as a box, is its JSON.
+    """
+    flat: list[dict[str, Any]] = []
+    slots: list[Slot] = []
     for message in messages:
-        content = message["content"]
-        if not isinstance(content, str):
-            texts = []
-            for part in content or ():
-                if part.get("type") in ("image", "image_url"):
-                    texts.append(IMAGE)
-                    held = part.get("image") or part.get("image_url")
-                    if held is not None:
-                        pictures.append(held.get("url", held) if isinstance(held, Mapping) else held)
-                elif part.get("type", "text") == "text":
-                    texts.append(part["text"])
-                else:
-                    raise DataError(f"a message holds a part of type '{part.get('type')}'; text and image are read.")
-            content = "".join(texts)
-        flat.append({"role": str(message["role"]), "content": content})
-    return flat, pictures
+        kept = {str(name): value for name, value in message.items() if is_filled(value)}
+        text, found = _content(message.get("content"), calls=bool(kept.keys() & _SAYING_KEYS))
+        slots += found
+        flat.append({**kept, "role": str(message["role"]), "content": text})
+    return flat, slots
+
+
+def _content(content: Any, calls: bool) -> tuple[str, list[Slot]]:
+    if content is None and not calls:
+        raise DataError("a message has no content (null) and no 'tool_calls' either; leave it out or give it its text.")
+    if isinstance(content, str):
+        return content, [Slot()] * content.count(IMAGE)
+    if content is None or isinstance(content, (bool, int, float)):
+        return "" if content is None else str(content), []
+    if isinstance(content, Sequence) and content and all(isinstance(one, (int, float)) for one in content):
+        return json.dumps(list(content)), []
+    texts: list[str] = []
+    slots: list[Slot] = []
+    for part in [content] if isinstance(content, Mapping) else content:
+        text, found = _part(part)
+        texts.append(text)
+        slots += found
+    return "".join(texts), slots
+
+
+def _part(part: Any) -> tuple[str, list[Slot]]:
+    if isinstance(part, str):
+        return part, [Slot()] * part.count(IMAGE)
+    kind = part.get("type")
+    if kind is None:
+        kind = next((name for name in ("image", "image_url") if is_filled(part.get(name))), "text")
+    if kind in ("image", "image_url", "input_image"):
+        held = next((part[name] for name in _PART_PICTURES if is_filled(part.get(name))), None)
+        if isinstance(held, Mapping) and "url" in held:
+            held = held["url"]
+        index = part.get("index")
+        if index is not None and (isinstance(index, bool) or int(index) != index):
+            raise DataError(f"an image part's index is a whole number, got {index!r}.")
+        return IMAGE, [Slot(held) if held is not None else Slot(index=None if index is None else int(index))]
+    if kind in ("text", "input_text", "output_text"):
+        text = str(part["text"])
+        return text, [Slot()] * text.count(IMAGE)
+    raise DataError(f"a message holds a part of type '{kind}'; text and image are read.")
 
 
 def _is_messages(value: Any) -> bool:
@@ -215,5 +359,10 @@ def _is_messages(value: Any) -> bool:
         isinstance(value, Sequence)
         and not isinstance(value, str)
         and len(value) > 0
-        and all(isinstance(turn, Mapping) and is_text(turn.get("role")) and "content" in turn for turn in value)
+        and all(
+            isinstance(turn, Mapping)
+            and is_text(turn.get("role"))
+            and ("content" in turn or any(is_filled(turn.get(name)) for name in _SAYING_KEYS))
+            for turn in value
+        )
     )

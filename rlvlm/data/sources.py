@@ -14,6 +14,7 @@ import copy
 import glob
 import itertools
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,9 @@ import pyarrow.parquet as pq
 
 from rlvlm.data.config import DataConfig, SourceConfig, read_sources
 from rlvlm.data.jobs import fingerprints
+from rlvlm.data.listings import refuse_listing
 from rlvlm.data.media import PictureLimits
-from rlvlm.data.records import FORMATS, as_record, column_of, format_of
+from rlvlm.data.records import FORMATS, as_record, column_of, format_of, rename
 from rlvlm.errors import ConfigError, DataError, nearest
 from rlvlm.registry import Registry
 
@@ -52,6 +54,8 @@ _BY_SUFFIX = {
     ".arrow": "arrow",
     ".tar": "webdataset",
 }
+_DESCRIPTIONS = {"dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json"}
+"""Files that tell of a folder's data and hold no rows."""
 
 
 class Source:
@@ -123,7 +127,11 @@ class Source:
         row, origin = self.raw(index), self.origin(index)
         if not matches(row, self.config.where, origin):
             return None, ""
-        format = format_of(row, self._format, bool(self.config.columns), origin)
+        try:
+            named = rename(row, self.config.columns, origin)
+            format = format_of(named, self._format, bool(self.config.columns), origin)
+        except DataError as error:
+            raise (error if str(error).startswith(origin) else DataError(f"{origin}: {error}")) from error
         return as_record(row, format, self.config.columns, origin), format.name
 
 
@@ -179,6 +187,8 @@ def container_of(path: str) -> str:
     if not os.path.exists(path) and "@" in path:
         return "hub"
     suffix = Path(path).suffix.lower()
+    if suffix in (".yaml", ".yml") and os.path.isfile(path):
+        refuse_listing(path)
     if suffix not in _BY_SUFFIX:
         raise ConfigError(
             f"can't tell the format of '{path}' from '{suffix}'{nearest(suffix, _BY_SUFFIX)}; set the source's 'name'."
@@ -212,17 +222,31 @@ def _files_of_folder(folder: str, split: str) -> list[str]:
         return [inner]  # a folder written by datasets.save_to_disk
     names = sorted(
         os.path.relpath(name, folder)
-        for pattern in ("*", "data/*", *([f"{split}/*"] if split else ()))
+        for pattern in ("*", "data/*", *([f"{split}/*", f"data/{split}/*"] if split else ()))
         for name in glob.glob(os.path.join(folder, pattern))
-        if Path(name).suffix.lower() in _BY_SUFFIX
+        if Path(name).suffix.lower() in _BY_SUFFIX and Path(name).name not in _DESCRIPTIONS
     )
+    found = names
     if split:
-        names = [name for name in names if Path(name).name.startswith(split) or Path(name).parent.name == split]
+        names = _of_split(found, split)
     kept = list(dict.fromkeys(os.path.join(folder, name) for name in names))
     if not kept:
+        there = f"it holds {', '.join(found[:8])}" if found else f"expected {', '.join(_BY_SUFFIX)}"
         of_split = f" of split '{split}'" if split else ""
-        raise DataError(f"folder '{folder}' holds no data files{of_split}; expected {', '.join(_BY_SUFFIX)}.")
+        raise DataError(f"folder '{folder}' holds no data files{of_split}; {there}.")
     return kept
+
+
+def _of_split(names: Sequence[str], split: str) -> list[str]:
+    """The files of a split: in a folder of its name, called by it, or its numbered shards.
+
+    Only where there are none of these, files whose name goes on behind the split's with ``-`` or ``.``: ``testmini`` is never
+    ``test``, and ``test-mini`` only where no file is ``test`` itself.
+    """
+    stems = {name: Path(name).name.removesuffix(Path(name).suffix) for name in names}
+    shard = re.compile(rf"{re.escape(split)}([-_.](part[-_]?|shard[-_]?)?\d+([-_.].*)?)?")
+    exact = [name for name in names if Path(name).parent.name == split or shard.fullmatch(stems[name])]
+    return exact or [name for name in names if stems[name].startswith((f"{split}-", f"{split}."))]
 
 
 def matches(row: Mapping[str, Any], where: Mapping[str, Any], origin: str) -> bool:

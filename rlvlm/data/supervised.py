@@ -19,7 +19,7 @@ from rlvlm.data.dialogues import Dialogue, dialogue_turns, encode_dialogue
 from rlvlm.data.loader import Item, Loader
 from rlvlm.data.media import Picture
 from rlvlm.data.media_table import MediaTable
-from rlvlm.data.prompts import PromptFamily, check_length, move_spans, template_of
+from rlvlm.data.prompts import PromptFamily, check_length, move_spans, template_of, turns_key
 from rlvlm.data.records import PICTURE_COLUMNS
 from rlvlm.errors import DataError
 
@@ -103,7 +103,7 @@ class DialogueAssembler:
     ) -> Row:
         chosen = template_of(record, template)
         turns = dialogue_turns(record, chosen, self._config.system)
-        key = (tuple((turn["role"], turn["content"]) for turn in turns), tuple(picture.size for picture in pictures))
+        key = (turns_key(turns), tuple(picture.size for picture in pictures))
         dialogue = self._kept.get(key)
         if dialogue is None:
             dialogue = encode_dialogue(turns, pictures, self._family)

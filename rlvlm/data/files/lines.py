@@ -10,6 +10,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from rlvlm.data.listings import refuse_no_rows
 from rlvlm.data.sources import register_source
 from rlvlm.errors import DataError
 
@@ -58,7 +59,10 @@ def jsonl(path: str) -> Sequence[dict[str, Any]]:
 @register_source("json")
 def json_array(path: str) -> Sequence[dict[str, Any]]:
     """A JSON array of objects (or JSON lines under that name), read without parsing the whole."""
-    return JsonRows(path, _ranges(path, _array_ranges if _first_byte(path) == b"[" else _line_ranges))
+    first = _first_byte(path)
+    if first == b"{":
+        refuse_no_rows(path)
+    return JsonRows(path, _ranges(path, _array_ranges if first == b"[" else _line_ranges))
 
 
 def _ranges(path: str, scan: Callable[[str], NDArray[np.int64]]) -> NDArray[np.int64]:
@@ -110,10 +114,24 @@ def _array_ranges(path: str) -> NDArray[np.int64]:
         depth = int(depths[-1]) if len(depths) else depth
     if closed < 0:
         raise DataError(f"{path}: the JSON array is not closed; the file was cut off.")
+    _check_end(path, closed + 1)
     cuts = np.concatenate([[opened], *commas, [closed]]).astype(np.int64)
     ranges = np.stack([cuts[:-1] + 1, cuts[1:]], axis=1)
     with open(path, "rb") as file:
         return ranges[:0] if len(ranges) == 1 and not _slice(file, ranges[0]).strip() else ranges
+
+
+def _check_end(path: str, end: int) -> None:
+    """Raises ``DataError`` where anything but blanks stands behind the array."""
+    with open(path, "rb") as file:
+        file.seek(end)
+        while chunk := file.read(_CHUNK):
+            if rest := chunk.strip(b" \t\r\n\0"):
+                shown = rest[:40].decode("utf-8", "replace")
+                raise DataError(
+                    f"{path}: {shown!r} stands behind the end of the JSON array; put all rows into one array, or one to a line of a "
+                    ".jsonl file."
+                )
 
 
 def _slice(file: BinaryIO, bounds: NDArray[np.int64]) -> bytes:

@@ -1,7 +1,8 @@
 """WebDataset tars as lazy sequences of rows: members that share a base name are one row.
 
 Only the places of the members are kept. A row holds the fields of its ``json`` member; ``txt`` is its caption, and its
-picture members, in the order of their names, are its ``images``. In a tar that ``rlvlm data pack`` wrote, a row is a whole packed bin.
+picture members, of any suffix that Pillow opens and in the order of their names, are its ``images``. In a tar that
+``rlvlm data pack`` wrote, a row is a whole packed bin.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from rlvlm.data.files.tar_index import TarIndex
+from rlvlm.data.pixels import is_picture, is_picture_name, is_video_name
 from rlvlm.data.sources import register_source
 from rlvlm.errors import DataError
 
-_PICTURES = {"jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "ppm"}
+_TEXTS = ("txt", "caption")
 
 
 class TarRows(Sequence[dict[str, Any]]):
@@ -35,15 +37,27 @@ class TarRows(Sequence[dict[str, Any]]):
         pictures = []
         for extension in sorted(contents, key=_natural):
             kind = extension.rpartition(".")[2].lower()
-            if kind in _PICTURES:
+            if is_picture_name(f".{kind}"):
                 pictures.append(contents[extension])
             elif kind == "json":
                 fields.update(self._parsed(contents[extension], row))
-            elif kind in ("txt", "caption"):
-                fields["caption"] = contents[extension].decode("utf-8")
+            elif kind in _TEXTS:
+                fields["caption"] = self._text(contents[extension], row)
+            elif is_video_name(f".{kind}"):
+                raise DataError(
+                    f"{self.path}, row {row}: its member '.{extension}' is a video or sound, which is not read; leave the row out."
+                )
+            elif is_picture(contents[extension]):
+                pictures.append(contents[extension])
         if pictures:
             fields["images"] = pictures
         return fields
+
+    def _text(self, content: bytes, row: int) -> str:
+        try:
+            return content.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise DataError(f"{self.path}, row {row}: its text member is no UTF-8 ({error}).") from error
 
     def files(self, row: int) -> dict[str, bytes]:
         """The members of a row: extension (all behind the first dot) to content."""
