@@ -7,7 +7,6 @@ plug-ins or data unseen. Pictures that records name by path are not looked at.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import hashlib
 import importlib.util
 import json
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from rlvlm.data.config import read_sources
+from rlvlm.data.identity import identity
 from rlvlm.data.sources import find_files
 from rlvlm.errors import ConfigError, DataError
 from rlvlm.pipelines.config import Stage
@@ -29,9 +29,6 @@ FREE = ("name", "dir", "trackers", "keep", "keep_finished", "save_every", "resum
 LENGTH = ("run.steps", "run.stop_at", "run.eval_every")
 """Keys that make a stage longer or shorter: it goes on from where it is."""
 
-_WHOLE = 1 << 26  # bytes up to which a file is read whole; of a larger one, blocks spread evenly: data may be terabytes
-_BLOCK, _BLOCKS = 1 << 16, 256
-_SHORT_CUT = 1 << 20  # bytes from which a file with the recorded size and time is not read again
 _MODEL_PARTS = (".json", ".jinja", ".txt", ".model", ".safetensors", ".bin", ".py")
 
 
@@ -95,7 +92,7 @@ def origin_of(stage: Stage, before: Mapping[str, str], known: Origin | None = No
         known: what was recorded; large files that have the same size and time as there are not read again.
     """
     recorded = known.files if known is not None else {}
-    files = {path: _identity(path, recorded.get(path)) for path in dict.fromkeys(_files_of(stage))}
+    files = {path: identity(path, recorded.get(path)) for path in dict.fromkeys(_files_of(stage))}
     return Origin(decisive(stage), files, dict(before), package_versions())
 
 
@@ -194,27 +191,3 @@ def _files_of_source(path: str) -> Iterator[str]:
 
 def _is_file(text: str | None) -> bool:
     return text is not None and "\n" not in text and os.path.isfile(text)
-
-
-def _identity(path: str, known: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Size, time (ns) and hash of a file; zeros for one that is not there, such as a repository of a hub."""
-    file = Path(path).expanduser()
-    if not file.is_file():
-        return {"size": 0, "time": 0, "hash": ""}
-    found = file.stat()
-    size, time = found.st_size, found.st_mtime_ns
-    if known is not None and size > _SHORT_CUT and (known["size"], known["time"]) == (size, time):
-        return dict(known)
-    return {"size": size, "time": time, "hash": _hash(str(file.absolute()), size, time)}
-
-
-@functools.lru_cache(maxsize=4096)  # stages of one run, and runs of one sweep, name the same files
-def _hash(path: str, size: int, time: int) -> str:
-    digest = hashlib.sha256()
-    last = size - _BLOCK
-    starts = range(0, size, _BLOCK) if size <= _WHOLE else [last * n // (_BLOCKS - 1) for n in range(_BLOCKS)]
-    with open(path, "rb") as file:
-        for start in starts:
-            file.seek(start)
-            digest.update(file.read(_BLOCK))
-    return digest.hexdigest()[:32]
