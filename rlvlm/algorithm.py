@@ -227,7 +227,7 @@ class Algorithm:
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The value loss alone, for a critic that is a model of its own; shares as of :meth:`loss`."""
         if self._parts.value_loss is None:
-            raise ConfigError("there is no value loss to train a critic with; set algorithm.value_loss: clipped.")
+            raise ConfigError("there is no value loss to train a critic with; give the algorithm value_loss='clipped'.")
         return self._loss_of(None, [self._parts.value_loss], outputs, batch, denominators, False)
 
     def output_gradients(

@@ -625,7 +625,7 @@ def test_a_result_of_the_wrong_shape_names_the_part(own_parts: None) -> None:
             "would apply it twice; set correction: null, or policy_loss: ppo_clip",
         ),
         ({"policy_loss": "decoupled_clip", "correction": [{"name": "ratio_mask"}]}, "would apply it twice"),
-        ({"advantage": "gae"}, "nothing would train it; set algorithm.value_loss: clipped"),
+        ({"advantage": "gae"}, "which no pipeline here trains; choose one that does without"),
         (
             {"advantage": "gdpo", "kl_in_reward": 0.1},
             "reads neither rewards nor token_rewards, so 'kl_in_reward' would change nothing",

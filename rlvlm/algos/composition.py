@@ -214,8 +214,8 @@ def _check_together(composition: Composition) -> None:
         )
     if "values" in composition.reads_before_update and composition.value_loss is None:
         raise ConfigError(
-            f"advantage '{advantage.name}' reads the values of a critic, and nothing would train it; "
-            "set algorithm.value_loss: clipped (or plain)."
+            f"advantage '{advantage.name}' reads the values of a critic, which no pipeline here trains; choose one that does "
+            "without, such as grpo or reinforce_plus_plus, or in a loop of your own with a critic give a value_loss."
         )
     shaping = [term.name for term in (*composition.on_reward, composition.kl_in_reward) if term is not None]
     if shaping and not {"rewards", "token_rewards"}.intersection(advantage.needs):

@@ -308,7 +308,9 @@ def shown(path: Path) -> str:
 def _changes(numbers: Mapping[str, Any]) -> Iterator[str]:
     for label, key in (("sampled accuracy", "accuracy"), ("greedy accuracy", "greedy")):
         before, after = numbers.get(f"{key}_before"), numbers.get(f"{key}_after")
-        if after is not None:
+        if after is None and f"{key}_after" in numbers:
+            yield f"{label}: none, for no held-out answer could be scored"
+        elif after is not None:
             yield f"{label}: {before:.1%} → {after:.1%}" if before is not None else f"{label}: {after:.1%}"
 
 

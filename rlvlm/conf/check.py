@@ -133,6 +133,7 @@ def check_recipe(recipe: Recipe) -> Findings:
 def check_stage(stage: Stage) -> Findings:
     """Checks one complete stage."""
     from rlvlm.engines.train.optim import check_optimizer, check_rounding
+    from rlvlm.pipelines.contradictions import contradictions
     from rlvlm.pipelines.stages import PIPELINES
 
     found = Findings()
@@ -140,6 +141,7 @@ def check_stage(stage: Stage) -> Findings:
     supervised = pipeline is not None and pipeline.traits["supervised"]
     found.attempt(check_optimizer, stage.actor.optimizer)
     found.attempt(check_rounding, stage.actor.optimizer, ["float32" if stage.model.lora else stage.model.dtype])
+    found.problems += contradictions(stage, supervised=supervised)
     _check_model(stage, found)
     _check_engines(stage, found)
     if not supervised:

@@ -111,10 +111,10 @@ class PromptAssembler:
 class Loader:
     """Batches of ``prompts_per_step`` prompts; over all ranks together, each rank is given its slice.
 
-    Training records come without end, shuffled anew each epoch; held-out ones (``split="eval"``) once in order at every
-    ``iter``. Unusable, over-long and filtered-out records are passed over as the config says and counted in
-    :attr:`counts`; the next ones take their place, so that batches are full. Only a picture whose header is good and whose
-    pixels are not makes the batch that it was drawn for one shorter.
+    Training records come without end, shuffled anew each epoch; held-out ones (``split="eval"``) once in order at
+    every ``iter``, whatever the weights of their sources. Unusable, over-long and filtered-out records are passed
+    over as the config says and counted in :attr:`counts`; the next ones take their place, so that batches are full.
+    Only a picture whose header is good and whose pixels are not makes the batch that it was drawn for one shorter.
 
     Args:
         config: the data's settings.
@@ -147,7 +147,7 @@ class Loader:
             raise DataError(f"data.{split} names no source; set it to a path, a source's name, or a list of them.")
         weights = [source.config.weight for source in self.sources]
         shuffle = config.shuffle and split == "train"
-        mixed = [weight for weight in weights if weight is not None]
+        mixed = [weight for weight in weights if weight is not None] if split == "train" else []
         self._order = Mixture([len(source) for source in self.sources], mixed or None, shuffle=shuffle, seed=seed)
         self._endless = split == "train"
         self._assembler: Assembler = PromptAssembler(config, family) if assembler is None else assembler

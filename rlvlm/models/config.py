@@ -52,7 +52,7 @@ class ModelConfig:
         layout: shared (a group's prompt once), packed (no padding), padded (the slow reference), or auto, which counts
             the cost of each and says which it took.
         head_chunk: logits that exist at a time, in numbers; tokens times a slice of the vocabulary.
-        seed: of a model that is built, not loaded.
+        seed: of a model that is built, not loaded. New adapters take ``run.seed``.
     """
 
     path: str | None = None

@@ -36,8 +36,11 @@ class ModelParts:
     image_processor: Any
 
 
-def load_policy(config: ModelConfig) -> Policy:
+def load_policy(config: ModelConfig, seed: int = 0) -> Policy:
     """The policy that the settings describe, on the CPU, ready for a train engine to place and shard.
+
+    Args:
+        seed: of the run; decides how adapters begin.
 
     Raises ``ConfigError`` unless exactly one of ``path`` and ``build`` is given, or where the folder holds no model.
     """
@@ -63,7 +66,7 @@ def load_policy(config: ModelConfig) -> Policy:
     if config.lora is None:
         policy.set_trainable(config.trainable)
     else:
-        policy.add_adapters(config.lora)
+        policy.add_adapters(config.lora, seed)
     if config.gradient_checkpointing:
         enable_checkpointing(parts.model)
     return policy.train(config.gradient_checkpointing)  # layers recompute in train mode only

@@ -17,8 +17,10 @@ from rlvlm.models.families.base import Family
 _ADAPTER = "default"
 
 
-def add_adapters(model: Any, family: Family, config: LoraConfig) -> None:
+def add_adapters(model: Any, family: Family, config: LoraConfig, seed: int = 0) -> None:
     """Puts adapters, at zero, on the linear layers that the settings name, and freezes all else.
+
+    Their random factors depend on ``seed`` alone: torch's own random state is neither read nor changed.
 
     Adapters are at least fp32, whatever the model is in: a small step would be lost in fewer bits.
 
@@ -48,7 +50,9 @@ def add_adapters(model: Any, family: Family, config: LoraConfig) -> None:
         target_modules=targets,
         lora_dropout=0.0,
     )
-    peft.inject_adapter_in_model(settings, model, adapter_name=_ADAPTER)
+    with torch.random.fork_rng(devices=[]):
+        torch.random.default_generator.manual_seed(seed)
+        peft.inject_adapter_in_model(settings, model, adapter_name=_ADAPTER)
     for name, weight in model.named_parameters():
         if ".lora_" in name:
             weight.data = weight.data.to(torch.promote_types(weight.dtype, torch.float32))

@@ -170,9 +170,9 @@ class Policy(nn.Module):
         """Lets exactly the parameters train that a part or shell pattern names; see :func:`rlvlm.models.trainable.set_trainable`."""
         set_trainable(self.model, self.family, patterns)
 
-    def add_adapters(self, config: LoraConfig) -> None:
+    def add_adapters(self, config: LoraConfig, seed: int = 0) -> None:
         """Adds low-rank adapters, at zero, and freezes all else; see :func:`rlvlm.models.lora.add_adapters`."""
-        add_adapters(self.model, self.family, config)
+        add_adapters(self.model, self.family, config, seed)
 
     @property
     def has_adapters(self) -> bool:

@@ -52,7 +52,7 @@ class RunConfig:
         name: of the run directory; null takes the recipe's name and the time, a directory of its own for each run.
         dir: folder of run directories.
         steps: batches of the stage.
-        stop_at: ends the stage early, when an evaluation's sampled accuracy reaches this.
+        stop_at: ends the stage early, when an evaluation's sampled accuracy reaches this; needs ``eval_every``.
         eval_every: steps between evaluations; 0 evaluates only before and after.
         eval_prompts: prompts of an evaluation at most; 0 takes all.
         eval_batch: prompts that are generated at once in an evaluation.
@@ -95,8 +95,8 @@ class RunConfig:
         check_ranges(
             "run",
             self,
-            at_least(0, "steps", "eval_every", "eval_prompts", "save_every", "sample_rows", "sample_every"),
-            at_least(1, "sample_groups", "eval_batch", "keep", "threads"),
+            at_least(0, "eval_every", "eval_prompts", "save_every", "sample_rows", "sample_every"),
+            at_least(1, "steps", "sample_groups", "eval_batch", "keep", "threads"),
             finite("stop_at"),
             one_of(RESUME, "resume"),
             one_of(KEEP_FINISHED, "keep_finished"),

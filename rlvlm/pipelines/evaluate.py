@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -17,15 +18,15 @@ class Evaluation:
     """What an evaluation found.
 
     Attributes:
-        accuracy: mean score of the accuracy rule.
+        accuracy: mean score of the accuracy rule; ``None`` where no answer could be scored.
         by_rule: mean score of each rule.
         prompts: how many answers were scored.
         errors: answers whose reward failed; they count in no mean.
-        length: mean answer length in tokens.
+        length: mean length in tokens of the answers that were scored.
         rows: the first answers, for the report.
     """
 
-    accuracy: float = 0.0
+    accuracy: float | None = None
     by_rule: dict[str, float] = field(default_factory=dict)
     prompts: int = 0
     errors: int = 0
@@ -35,7 +36,9 @@ class Evaluation:
     def metrics(self, prefix: str) -> dict[str, float]:
         """As metrics, such as ``eval/accuracy`` and ``eval/rule/format``."""
         rules = {f"{prefix}rule/{name}": mean for name, mean in self.by_rule.items()}
-        return {f"{prefix}accuracy": self.accuracy, f"{prefix}response_length": self.length, **rules}
+        accuracy = math.nan if self.accuracy is None else self.accuracy  # written as null
+        counts = {f"{prefix}prompts": float(self.prompts), f"{prefix}reward_errors": float(self.errors)}
+        return {f"{prefix}accuracy": accuracy, f"{prefix}response_length": self.length, **counts, **rules}
 
 
 def evaluate(
@@ -63,7 +66,9 @@ def evaluate(
         missing = keep_rows - sum(map(len, result.rows))
         if missing > 0:
             result.rows.append(scored.index(torch.arange(min(missing, len(scored)))))
-    count = max(result.prompts, 1)
+    if not result.prompts:
+        return result
+    count = result.prompts
     result.by_rule = {name: total / count for name, total in sums.items()}
-    result.accuracy, result.length = result.by_rule.get(rule, 0.0), tokens / count
+    result.accuracy, result.length = result.by_rule.get(rule), tokens / count
     return result

@@ -60,9 +60,19 @@ def plan_passes(
     for name in sorted(set(needs) - known):
         field = FIELDS.get(name)
         if field is None or field.written_by != "Algorithm":
-            who = f"{field.written_by} writes it, which this pipeline has not" if field else "no such field is declared"
-            raise ConfigError(f"the algorithm reads '{name}', but {who}; choose parts that do without it.")
+            who = (
+                f"only a {field.written_by.lower()} writes it, and no pipeline here has one"
+                if field
+                else "no such field is declared"
+            )
+            raise ConfigError(
+                f"the algorithm reads '{name}', but {who}; choose parts that do without it{_instead(name)}."
+            )
     return Passes(prox, from_logp, reference, greedy, written, reasons)
+
+
+def _instead(name: str) -> str:
+    return " (an advantage such as grpo or reinforce_plus_plus, and no value loss)" if name == "values" else ""
 
 
 def _plan_prox(

@@ -58,6 +58,7 @@ class RLVR:
         """
         batch, scored = self._collect(prompts, step, recorder, more)
         if not len(batch):
+            self.actor.pass_over()
             return {**_collected(batch), **scored, "sum/skipped_batches": 1.0}
         with recorder.phase("logp"):
             batch = self._compute_logp(batch)

@@ -166,7 +166,7 @@ def _run_stage(plan: StagePlan, before: StagePlan | None, context: StageContext)
         result.details["cached"] = True
         context.recorder.note(f"{stage.name}: taken from {cached}, where it was made with the same settings")
     else:
-        policy = load_policy(stage.model)
+        policy = load_policy(stage.model, stage.run.seed)
         context.origin = origin.identity()
         result = PIPELINES.build(stage.pipeline)({"stage": stage, "policy": policy, "context": context})
         result.made = uuid.uuid4().hex

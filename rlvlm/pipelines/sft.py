@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from rlvlm.batch import Batch
 from rlvlm.data.loader import Loader
 from rlvlm.engines.train.base import TrainEngine
 from rlvlm.pipelines.loop import StageLoop
+from rlvlm.tracking.metrics import reduce_metrics
 from rlvlm.tracking.recorder import Recorder
 
 
@@ -35,19 +37,20 @@ class SFT:
                 total += loss.detach().cpu()
             metrics = self.engine.step()
         return {
+            **reduce_metrics([batch.meta.get("metrics", {})]),
             "loss": float(total),
             "tokens": float(tokens),
             **{name: float(value) for name, value in metrics.items()},
         }
 
-    def held_out_loss(self, batches: Any) -> float:
-        """Nats per token over held-out dialogues; the weights do not change."""
+    def held_out_loss(self, batches: Iterable[Batch]) -> float | None:
+        """Nats per token over held-out dialogues, ``None`` where they have no token; the weights do not change."""
         total, tokens = 0.0, 0
         for batch in batches:
             tokens += int(batch["loss_mask"].sum())
             for _, micro in self.engine.micro_batches(batch, self.token_budget):
                 total -= float(self.engine.forward(micro, grad=False).logp.sum())
-        return total / max(tokens, 1)
+        return total / tokens if tokens else None
 
     def state_dict(self) -> dict[str, Any]:
         """Nothing beside weights, optimiser and the loader's position."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import logging
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,6 +35,8 @@ from rlvlm.tracking.text import token_pieces, without_placeholders
 
 if TYPE_CHECKING:
     from rlvlm.models.policy import Policy
+
+_LOG = logging.getLogger("rlvlm.pipelines")
 
 PIPELINES = Registry(
     "pipeline", "pipelines", readable=lambda: ("stage", "policy", "context"), traits={"supervised": False}
@@ -76,7 +79,7 @@ class StageResult:
     steps: int = 0
     train_seconds: float = 0.0
     seconds: dict[str, float] = field(default_factory=dict)
-    numbers: dict[str, float] = field(default_factory=dict)
+    numbers: dict[str, float | None] = field(default_factory=dict)
     details: dict[str, Any] = field(default_factory=dict)
     made: str = ""
 
@@ -89,6 +92,7 @@ class Examiner:
         self.rule = accuracy_rule(stage)
         self._loader = eval_loader(stage, policy)
         self._prompts: list[Batch] | None = None
+        self._dropped: dict[str, int] = {}
 
     @property
     def ready(self) -> bool:
@@ -103,7 +107,7 @@ class Examiner:
         """The likeliest answer to each prompt."""
         return evaluate(self.rollout, self.reward, self.prompts(), rule=self.rule, greedy=True)
 
-    def before_and_after(self, moment: str, samples: SampleBook) -> dict[str, float]:
+    def before_and_after(self, moment: str, samples: SampleBook) -> dict[str, float | None]:
         """``accuracy_<moment>`` (sampled) and ``greedy_<moment>``; the first answers go into the sample book."""
         if not self.ready:
             return {}
@@ -111,18 +115,51 @@ class Examiner:
         for rows in sampled.rows:
             keep_answers(samples, moment, rows, self.policy, self.rule, self.stage.name)
         samples.write()
-        numbers = {f"accuracy_{moment}": sampled.accuracy, f"greedy_{moment}": greedy.accuracy}
-        return {**numbers, "eval_prompts": float(sampled.prompts)}
+        errors = sampled.errors + greedy.errors
+        dropped = self.dropped()
+        self._tell(f"before and after ({moment})", errors, sampled.prompts + greedy.prompts)
+        return {
+            f"accuracy_{moment}": sampled.accuracy,
+            f"greedy_{moment}": greedy.accuracy,
+            f"eval_reward_errors_{moment}": float(errors),
+            "eval_prompts": float(sampled.prompts),
+            **{f"eval_{name}": float(count) for name, count in dropped.items()},
+        }
 
     def metrics(self) -> dict[str, float]:
         """Of an evaluation on the way: sampled only."""
-        return self.sampled().metrics("eval/")
+        found = self.sampled()
+        self._tell("on the way", found.errors, found.prompts)
+        return {**found.metrics("eval/"), **{f"eval/{name}": float(count) for name, count in self.dropped().items()}}
+
+    def dropped(self) -> dict[str, int]:
+        """Held-out records that were passed over, by reason: ``over_long`` and ``bad_rows`` always, others where there are any."""
+        return {"over_long": 0, "bad_rows": 0, **self._dropped}
+
+    def _tell(self, moment: str, errors: int, scored: int) -> None:
+        if not scored:
+            _LOG.warning(
+                "stage '%s', evaluation %s: no held-out answer could be scored (%d rewards failed), so there is no accuracy; "
+                "see reward_errors.jsonl of the run.",
+                self.stage.name,
+                moment,
+                errors,
+            )
+        elif errors:
+            _LOG.warning(
+                "stage '%s', evaluation %s: %d rewards failed and %d answers were scored; accuracy is that of the scored ones.",
+                self.stage.name,
+                moment,
+                errors,
+                scored,
+            )
 
     def prompts(self) -> list[Batch]:
         """The held-out prompts, prepared once."""
         if self._prompts is None:
             assert self._loader is not None  # callers ask `ready` first
             self._prompts = list(_first(self._loader, self.stage.run.eval_prompts))
+            self._dropped = dict(self._loader.counts)
         return self._prompts
 
 
@@ -192,13 +229,20 @@ def sft(stage: Stage, policy: Policy, context: StageContext) -> StageResult:
     return result
 
 
-def _held_out_loss(stage: Stage, policy: Policy, parts: SFT, moment: str) -> dict[str, float]:
-    """``held_out_loss_<moment>`` in nats per token, over at most ``run.eval_prompts`` dialogues; nothing without ``data.eval``."""
+def _held_out_loss(stage: Stage, policy: Policy, parts: SFT, moment: str) -> dict[str, float | None]:
+    """``held_out_loss_<moment>`` in nats per token, over at most ``run.eval_prompts`` dialogues; nothing without ``data.eval``.
+
+    ``held_out_over_long`` and ``held_out_bad_rows`` count the dialogues that were passed over.
+    """
     if stage.data.eval is None:
         return {}
     data = dataclasses.replace(stage.data, prompts_per_step=stage.run.eval_batch)
     with contextlib.closing(supervised_loader(data, policy.family, stage.run.seed, split="eval")) as loader:
-        return {f"held_out_loss_{moment}": parts.held_out_loss(_first(loader, stage.run.eval_prompts))}
+        loss = parts.held_out_loss(_first(loader, stage.run.eval_prompts))
+        if loss is None:
+            _LOG.warning("stage '%s': no held-out dialogue is usable, so there is no held-out loss.", stage.name)
+        counts = {"over_long": 0, "bad_rows": 0, **loader.counts}
+        return {f"held_out_loss_{moment}": loss, **{f"held_out_{name}": float(count) for name, count in counts.items()}}
 
 
 def keep_answers(samples: SampleBook, moment: str, rows: Batch, policy: Policy, rule: str, stage: str) -> None:

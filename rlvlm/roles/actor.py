@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -55,7 +56,9 @@ class Actor:
         """Epochs × mini-batches × micro-batches; ``version`` goes up by one. Returns metrics, reduced by their prefix."""
         log, tokens = MetricLog(), 0.0
         for epoch in range(self.config.epochs):
-            for mini in mini_batches(batch, self.config.mini_batches, self._order(epoch)):
+            minis = mini_batches(batch, self.config.mini_batches, self._order(epoch))
+            for mini, missing in zip(minis, _missing_steps(len(minis), self.config.mini_batches), strict=True):
+                self.engine.skip(missing)
                 fresh = not len(log)  # later steps of a batch are meant to differ from the engine
                 denominators = self.algorithm.denominators(mini)
                 tokens += denominators["tokens"]
@@ -66,6 +69,10 @@ class Actor:
         self.algorithm.after_update(metrics, num_tokens=tokens)
         self.version += 1
         return metrics
+
+    def pass_over(self) -> None:
+        """Moves the schedule on past a batch that has no rows left, as if its steps had been taken."""
+        self.engine.skip(self.config.epochs * self.config.mini_batches)
 
     def _accumulate(self, mini: Batch, denominators: dict[str, float], check: ParityCheck) -> list[Metrics]:
         """Forward and backward over a mini-batch, in micro-batches whose losses and metrics add up to the mini-batch's."""
@@ -115,6 +122,12 @@ class Actor:
         if not self.config.shuffle or self.config.mini_batches == 1:
             return None
         return torch.Generator().manual_seed(hash((self.seed, self.version, epoch)) & 0x7FFF_FFFF_FFFF_FFFF)
+
+
+def _missing_steps(taken: int, planned: int) -> list[int]:
+    """Planned steps to pass over before each one taken, spread evenly, so that the last one taken is the last one planned."""
+    places = [number * planned // taken for number in range(taken + 1)]
+    return [after - before - 1 for before, after in itertools.pairwise(places)]
 
 
 def logp_of(engine: TrainEngine, batch: Batch, token_budget: int) -> Tensor:

@@ -13,8 +13,9 @@ class ActorConfig:
     """How a batch becomes optimiser steps: epochs × mini-batches, each in micro-batches that fit the budget.
 
     Attributes:
-        epochs: passes over the batch.
-        mini_batches: optimiser steps in an epoch; each takes whole groups.
+        epochs: passes over the batch; 1 in supervised training, where every batch is of new records.
+        mini_batches: optimiser steps in an epoch; each takes whole groups, so that fewer groups make fewer steps, spread over the
+            same schedule. 1 in supervised training.
         token_budget: cost of one micro-batch at most, in text tokens plus vision patches of the chosen layout.
         shuffle: mini-batches take groups in a random order, seeded by the run.
         optimizer: AdamW, schedule, clipping, groups.
@@ -36,7 +37,7 @@ class RolloutConfig:
 
     Attributes:
         n: answers for each prompt.
-        temperature: of sampling; the trainer divides its logits by it too.
+        temperature: of sampling, above 0 in training; the trainer divides its logits by it too.
         top_p: keep the smallest set of tokens with this probability.
         top_k: keep this many tokens; 0 keeps all.
         max_new_tokens: length limit of an answer.

@@ -9,6 +9,7 @@ import torch
 
 from rlvlm.models.attention import grouped_sdpa
 from rlvlm.models.decoding import GenerationCache, Prefill
+from tests.close import assert_near
 
 LAYERS = [types.SimpleNamespace(layer_idx=index) for index in range(2)]
 HEADS, KEY_HEADS, SIZE, SCALING = 6, 2, 8, 0.3
@@ -69,7 +70,7 @@ def check_decoding(
         for place, (prompt, sample) in enumerate(flat):
             one = slice(place, place + 1)
             want = reference.token_out(module.layer_idx, prompt, sample, [query[one], key[one], value[one]])
-            torch.testing.assert_close(got[one], want, atol=2e-6, rtol=1e-5)
+            assert_near(got[one], want, within=2e-6)
     cache.advance()
 
 
@@ -84,7 +85,7 @@ def test_prefill_is_causal_attention_within_each_prompt(lengths, generator):
     layout = Prefill.of(GenerationCache(lengths, 1, 4), 0, torch.tensor(lengths))
     for module in LAYERS:
         got = layout.attend(module, *reference.packed(module.layer_idx), SCALING)
-        torch.testing.assert_close(got, reference.prompt_out(module.layer_idx), atol=2e-6, rtol=1e-5)
+        assert_near(got, reference.prompt_out(module.layer_idx), within=2e-6)
 
 
 @pytest.mark.parametrize("samples", [1, 3])

@@ -18,6 +18,7 @@ from rlvlm.errors import ConfigError, DataError, RegistryError
 from rlvlm.models.families.base import family_of
 from rlvlm.models.policy import Policy
 from tests import tiny
+from tests.close import assert_near
 
 SIZES = [(56, 56), (60, 90), (301, 40), (29, 33), (640, 480), (28, 500)]
 
@@ -231,7 +232,7 @@ def test_pixels_and_ids_are_the_same_with_torchvision(name: str, tmp_path: Path)
     quick = family_of(policy.model.config, policy.tokenizer, fast)
     picture = tiny.picture(policy.family.target_size((60, 90)))
     for key, value in policy.family.process(picture).items():
-        torch.testing.assert_close(quick.process(picture)[key], value, atol=1e-5, rtol=0)
+        assert_near(quick.process(picture)[key], value)
     assert torch.equal(
         quick.encode_prompt(message("", "?"), [picture])[0], policy.family.encode_prompt(message("", "?"), [picture])[0]
     )

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlvlm.models.head import next_token_logits, token_logp
+from tests.close import assert_near
 
 
 def full(
@@ -63,9 +64,9 @@ def test_values_and_gradients_are_those_of_full_float64_logits(
     ours = token_logp(*leaves, targets, temperature, banned, chunk=chunk)
     truth = full(*exact, targets, None if temperature is None else temperature.double(), banned)
     for a, b in zip(ours, truth, strict=True):
-        torch.testing.assert_close(a.double(), b, atol=2e-5, rtol=1e-5)
+        assert_near(a.double(), b, within=2e-5)
     for a, b in zip(gradients(ours, weights, *leaves), gradients(truth, weights, *exact), strict=True):
-        torch.testing.assert_close(a.double(), b, atol=1e-4, rtol=1e-4)
+        assert_near(a.double(), b, within=1e-4)
 
 
 @pytest.mark.parametrize("chunk", [1, 700, 1_500, 5_000, 10**7])
@@ -79,7 +80,7 @@ def test_no_number_depends_on_the_size_of_the_tiles(chunk: int, monkeypatch: pyt
     for a, b in zip(
         (*one, *gradients(one, (1, 0.5), *leaves)), (*other, *gradients(other, (1, 0.5), *leaves)), strict=True
     ):
-        torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
+        assert_near(a, b)
 
 
 def test_extreme_logits_stay_finite() -> None:

@@ -11,6 +11,7 @@ from rlvlm.models.config import LoraConfig
 from rlvlm.models.loading import enable_checkpointing
 from rlvlm.models.policy import Policy
 from tests import tiny
+from tests.close import assert_near
 from tests.models.grids import MIXED, distance, judged, mixed_batch, run
 
 SMALL = {"hidden": 32, "layers": 2, "heads": 2, "kv_heads": 1, "ff": 48, "vision_hidden": 32, "vision_heads": 2}
@@ -63,7 +64,7 @@ def test_every_layout_gives_the_log_probs_of_the_models_own_forward(family: str)
     truth = model_logp(policy, batch)
     for kind in ("padded", "packed", "shared"):
         outputs = policy(policy.layout(batch, kind))
-        torch.testing.assert_close(outputs.logp, truth, atol=1e-5, rtol=0)
+        assert_near(outputs.logp, truth)
 
 
 @pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
@@ -80,8 +81,8 @@ def test_shared_and_packed_rows_equal_padded_ones_in_outputs_and_gradients(
             policy.train()
             enable_checkpointing(policy.model)
         outputs, gradient = run(policy, batch, kind.split(",")[0])
-        torch.testing.assert_close(outputs.logp, truth.logp, atol=1e-5, rtol=0)
-        torch.testing.assert_close(outputs.entropy, truth.entropy, atol=1e-5, rtol=0)
+        assert_near(outputs.logp, truth.logp)
+        assert_near(outputs.entropy, truth.entropy)
         assert distance(gradient, truth_gradient) < 1e-5, kind
 
 
@@ -91,7 +92,7 @@ def test_samples_of_a_group_may_stand_apart_and_in_any_order(family: str) -> Non
     order = torch.randperm(len(batch), generator=torch.Generator().manual_seed(1))
     straight, _ = run(policy, batch, "shared")
     mixed, _ = run(policy, batch.reorder(order), "shared")
-    torch.testing.assert_close(mixed.logp, straight.logp[order], atol=1e-5, rtol=0)
+    assert_near(mixed.logp, straight.logp[order])
 
 
 def test_pictures_encoded_together_equal_pictures_encoded_alone(family: str) -> None:
@@ -104,7 +105,7 @@ def test_pictures_encoded_together_equal_pictures_encoded_alone(family: str) -> 
         together = policy.family.encode_images(policy.model, joined)
         alone = [policy.family.encode_images(policy.model, one) for one in pixels]
     for level, whole in enumerate(together):
-        torch.testing.assert_close(whole, torch.cat([one[level] for one in alone]), atol=1e-5, rtol=1e-5)
+        assert_near(whole, torch.cat([one[level] for one in alone]))
 
 
 def test_prompts_in_one_forward_equal_one_forward_each(family: str) -> None:
@@ -116,7 +117,7 @@ def test_prompts_in_one_forward_equal_one_forward_each(family: str) -> None:
     for group in range(4):
         rows = (batch["group_ids"] == group).nonzero().squeeze(1)
         outputs = policy(policy.layout(batch.index(rows), "shared"))
-        torch.testing.assert_close(outputs.logp, together.logp[rows], atol=1e-5, rtol=0)
+        assert_near(outputs.logp, together.logp[rows])
         (outputs.logp * weights[rows]).sum().backward()
     alone = torch.cat([w.grad.flatten() for w in policy.parameters() if w.grad is not None])
     assert distance(alone, gradient) < 1e-5
@@ -149,7 +150,7 @@ def test_a_picture_in_a_later_turn_has_its_place_in_every_layout(family: str) ->
     truth, truth_gradient = run(policy, batch, "padded")
     for kind in ("shared", "packed"):
         outputs, gradient = run(policy, batch, kind)
-        torch.testing.assert_close(outputs.logp, truth.logp, atol=1e-5, rtol=0)
+        assert_near(outputs.logp, truth.logp)
         assert distance(gradient, truth_gradient) < 1e-5
     first = batch.prompts[0].spans[0]
     assert (
@@ -169,7 +170,7 @@ def test_text_only_samples_still_make_one_vision_call_and_touch_no_picture(famil
     tower.register_forward_hook(lambda *_: calls.append(1))
     outputs, _ = run(policy, batch, "shared")
     assert len(calls) == 1
-    torch.testing.assert_close(outputs.logp, model_logp(policy, batch), atol=1e-5, rtol=0)
+    assert_near(outputs.logp, model_logp(policy, batch))
     gradients = [w.grad for name, w in policy.named_parameters() if policy.part_of(name) == "vision"]
     assert any(g is not None for g in gradients)
     assert all(g is None or not g.any() for g in gradients)

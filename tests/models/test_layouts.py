@@ -11,6 +11,7 @@ from rlvlm.batch import Batch, Prompt, Span
 from rlvlm.errors import ConfigError, DataError
 from rlvlm.models.policy import Policy
 from tests import tiny
+from tests.close import assert_near
 from tests.models.grids import mixed_batch, run
 
 KINDS = ("shared", "packed", "padded")
@@ -61,7 +62,7 @@ def test_a_picture_that_two_prompts_show_is_encoded_once(policy: Policy) -> None
     batch = tiny.samples(policy, twice, [[3, 2], [4]])
     truth, _ = run(policy, batch, "padded")
     for kind in ("shared", "packed"):
-        torch.testing.assert_close(run(policy, batch, kind)[0].logp, truth.logp, atol=1e-5, rtol=0)
+        assert_near(run(policy, batch, kind)[0].logp, truth.logp)
     name = "pixel_values" if policy.family.name == "llava" else "image_grid_thw"
     assert len(policy.layout(batch, "shared").pictures.pixels[name]) == 1  # type: ignore[union-attr]
 
@@ -93,7 +94,7 @@ def test_a_prompt_answered_with_nothing_leaves_the_others_as_they_are(policy: Po
     batch = tiny.samples(policy, asked, [[3, 0, 2], [0]])
     truth, _ = run(policy, batch, "padded")
     for kind in ("shared", "packed"):
-        torch.testing.assert_close(run(policy, batch, kind)[0].logp, truth.logp, atol=1e-5, rtol=0)
+        assert_near(run(policy, batch, kind)[0].logp, truth.logp)
 
 
 @pytest.mark.parametrize("kind", KINDS)

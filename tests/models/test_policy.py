@@ -16,6 +16,7 @@ from rlvlm.models.config import LoraConfig, ModelConfig
 from rlvlm.models.loading import load_policy
 from rlvlm.models.policy import Policy
 from tests import tiny
+from tests.close import assert_near
 from tests.models.grids import distance, mixed_batch, run
 
 LENGTHS = [[3, 1, 5], [4, 4], [1], [7, 2]]
@@ -70,7 +71,7 @@ def test_saved_adapters_are_merged(policy: Policy, tmp_path: Path) -> None:
     batch = mixed_batch(policy, LENGTHS)
     policy.save_pretrained(tmp_path)
     loaded = load_policy(ModelConfig(path=str(tmp_path)))
-    torch.testing.assert_close(loaded(loaded.layout(batch)).logp, policy(policy.layout(batch)).logp, atol=1e-5, rtol=0)
+    assert_near(loaded(loaded.layout(batch)).logp, policy(policy.layout(batch)).logp)
     stored = dict(loaded.named_weights())
     merged = dict(policy.named_weights())
     assert stored.keys() == merged.keys()
@@ -180,12 +181,12 @@ def test_sharded_by_fsdp_the_one_forward_gives_the_same_numbers(policy: Policy, 
         with torch.no_grad():
             policy(policy.layout(batch, "shared"))  # a pass without gradients leaves nothing behind
         outputs = policy(policy.layout(batch, "shared"))
-        torch.testing.assert_close(outputs.logp, truth.logp, atol=1e-5, rtol=0)
+        assert_near(outputs.logp, truth.logp)
         weights = torch.linspace(0.5, 1.5, outputs.logp.numel()).view_as(outputs.logp)
         policy.zero_grad()
         (outputs.logp * weights).sum().add((outputs.entropy * weights).sum(), alpha=0.3).backward()
         gradient = torch.cat([w.grad.full_tensor().flatten() for w in policy.parameters() if w.grad is not None])  # type: ignore[union-attr]
         assert distance(gradient, truth_gradient) < 1e-5
-        torch.testing.assert_close(policy(policy.layout(text)).logp, text_logp, atol=1e-5, rtol=0)
+        assert_near(policy(policy.layout(text)).logp, text_logp)
     finally:
         dist.destroy_process_group()

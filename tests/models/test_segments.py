@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from rlvlm.models import attention
 from rlvlm.models.segments import Segments, segment_layout
+from tests.close import assert_near
 
 HEADS, KEY_HEADS, SIZE, SCALING = 4, 2, 8, 0.3
 
@@ -65,12 +66,12 @@ def test_every_token_sees_its_stem_and_what_came_before_it(
         patch.setattr(attention, "_FEW_SCORES", 10**9 if few else 0)
         ours = layout.attend(nn.Module(), *states, SCALING)[0]
     truth = by_hand(states, stems, branches)
-    torch.testing.assert_close(ours.double(), truth, atol=1e-5, rtol=1e-5)
+    assert_near(ours.double(), truth)
     weights = torch.linspace(-1, 1, truth.numel(), dtype=torch.float64).view_as(truth)
     mine = torch.autograd.grad((ours.double() * weights).sum(), states)
     wanted = torch.autograd.grad((truth * weights).sum(), states)
     for a, b in zip(mine, wanted, strict=True):
-        torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-4)
+        assert_near(a, b)
 
 
 def test_segments_of_one_length_are_a_view_and_others_are_filled_up() -> None:
@@ -89,4 +90,4 @@ def test_without_a_layout_attention_is_the_plain_one() -> None:
     module.num_key_value_groups = HEADS // KEY_HEADS
     module.is_causal = True
     ours, _ = attention.attention(module, query, key, value, None, scaling=SCALING)
-    torch.testing.assert_close(ours[0].double(), by_hand([query, key, value], [5], []), atol=1e-5, rtol=1e-5)
+    assert_near(ours[0].double(), by_hand([query, key, value], [5], []))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from rlvlm.engines.inference.hf import HfEngine
@@ -34,4 +36,15 @@ def test_accuracy_is_the_mean_of_the_rule_over_the_answers_that_were_scored(gree
     assert (result.prompts, result.errors) == (4, 1)
     assert sum(map(len, result.rows)) == 2
     assert result.metrics("eval/")["eval/accuracy"] == pytest.approx(0.75)
+    assert result.metrics("eval/")["eval/reward_errors"] == 1
     assert 0 < result.length <= 3
+
+
+def test_where_no_answer_could_be_scored_there_is_no_accuracy():
+    policy = tiny.policy("llava")
+    rollout = Rollout(HfEngine(policy, shared=True), RolloutConfig(n=4, max_new_tokens=3))
+    asked = tiny.prompts(policy, [[], [], [], []]).index([3])  # answer 3 fails
+    with Reward(RewardConfig(rules={"test_even": 1.0}, max_error_rate=1.0)) as reward:
+        result = evaluate(rollout, reward, [asked], rule="test_even", greedy=False, keep_rows=2)
+    assert (result.accuracy, result.prompts, result.errors) == (None, 0, 1)
+    assert math.isnan(result.metrics("eval/")["eval/accuracy"])

@@ -53,7 +53,7 @@ def test_greedy_answers_are_drawn_only_for_an_estimator_that_reads_them():
 
 
 def test_a_field_that_no_pass_writes_is_an_error_before_any_work():
-    with pytest.raises(ConfigError, match=r"reads 'values', but Critic writes it, which this pipeline has not"):
+    with pytest.raises(ConfigError, match=r"reads 'values', but only a critic writes it, and no pipeline here has one"):
         plan_passes({"values"}, set(), optimizer_steps=1, dropout_active=False)
     with pytest.raises(ConfigError, match="reads 'nothing_known', but no such field is declared"):
         plan_passes({"nothing_known"}, set(), optimizer_steps=1, dropout_active=False)

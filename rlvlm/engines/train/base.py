@@ -62,6 +62,9 @@ class TrainEngine(Protocol):
     def step(self) -> dict[str, Tensor | float]:
         """Clips, steps, clears; returns metrics, ``mean/grad_norm`` and ``lr`` among them. A non-finite gradient raises."""
 
+    def skip(self, steps: int) -> None:
+        """Moves the learning rate's schedule on past planned steps that had nothing to learn from; the weights stay."""
+
     def offload(self) -> None:
         """Gives the device back: weights, gradients and optimiser state go to host memory."""
 

@@ -42,31 +42,31 @@ def micro_batches(batch: Batch, budget: int, patches: Callable[[Media], int], sh
     """Splits rows so that the cost of each piece stays within ``budget``.
 
     The cost counts text tokens and vision patches: a group's prompt and pictures once where the layout shares them
-    (``shared``), else once for each row. Rows of a group stay side by side; a group over budget is split, and each piece
-    repeats its prompt. A single row over budget is a piece of its own.
+    (``shared``), else once for each row; a row with pictures of its own (of later turns) never shares its prompt. Rows of a
+    group stay side by side; a group over budget is split, and each piece repeats its prompt. A single row over budget is a
+    piece of its own.
     """
     prompt, rest = row_lengths(batch)
-    vision = torch.tensor(
-        [sum(patches(batch.media[s.media]) for s in p.spans) for p in batch.prompts], dtype=torch.int64
+    own_spans = batch.objects.get("spans") or [()] * len(batch)
+    vision, own = (
+        torch.tensor([sum(patches(batch.media[span.media]) for span in spans) for spans in several], dtype=torch.int64)
+        for several in ([prompt.spans for prompt in batch.prompts], own_spans)
     )
     groups = batch["group_ids"].cpu()
-    head = (prompt + vision[groups]).tolist()
-    tail = rest.tolist()
-    if _total(groups.tolist(), head, tail, shared) <= budget:
-        return [(torch.arange(len(batch)), batch)]
+    head, tail = (prompt + vision[groups]).tolist(), (rest + own).tolist()
+    whole = [not shared or bool(spans) for spans in own_spans]
+    number = groups.tolist()
     pieces: list[list[int]] = [[]]
-    cost, open_group = 0, -1
+    cost, opened = 0, -1  # the group whose prompt stands in the piece for others to share
     for row in torch.argsort(groups, stable=True).tolist():
-        group = int(groups[row])
-        added = tail[row] + (0 if shared and group == open_group else head[row])
+        added = tail[row] + (0 if number[row] == opened and not whole[row] else head[row])
         if pieces[-1] and cost + added > budget:
             pieces.append([])
-            cost, added = 0, tail[row] + head[row]
+            cost, added, opened = 0, tail[row] + head[row], -1
         pieces[-1].append(row)
-        cost, open_group = cost + added, group
+        cost += added
+        if not whole[row]:
+            opened = number[row]
+    if len(pieces) == 1:
+        return [(torch.arange(len(batch)), batch)]
     return [(torch.tensor(piece), batch.index(piece)) for piece in pieces]
-
-
-def _total(groups: list[int], head: list[int], tail: list[int], shared: bool) -> int:
-    heads = dict(zip(groups, head, strict=True)).values() if shared else head
-    return sum(heads) + sum(tail)

@@ -47,7 +47,7 @@ class LocalEngine:
         found = "cuda" if torch.cuda.is_available() else "cpu"
         self.device = torch.device(found if device == "auto" else device)
         self.autocast = torch.bfloat16 if precision == "bfloat16" else None
-        self.steps = 0
+        self.steps, self.skipped = 0, 0
         self._policy: Policy | None = None
         self._optimizer: torch.optim.Optimizer | None = None
         self._masters = MasterWeights(())
@@ -90,7 +90,15 @@ class LocalEngine:
         """Pieces that cost at most ``budget`` in text tokens plus vision patches, on the engine's device."""
         family, shared = self.policy.family, self.policy.shares_prompts(batch)
         pieces = micro_batches(batch, budget, lambda picture: family.patches(picture.size), shared)
-        return [(rows, piece.to(self.device)) for rows, piece in pieces]
+        if len(pieces) == 1:
+            return [(rows, piece.to(self.device)) for rows, piece in pieces]
+        done: list[MicroBatch] = []
+        for rows, piece in pieces:  # few rows may run in another layout than many, one that repeats their prompt
+            if len(piece) == 1 or self.policy.shares_prompts(piece) == shared:
+                done.append((rows, piece.to(self.device)))
+            else:
+                done += [(rows[within.to(rows.device)], part) for within, part in self.micro_batches(piece, budget)]
+        return done
 
     def forward(self, batch: Batch, *, grad: bool) -> TokenOutputs:
         """Log-probs and entropy of one micro-batch, on the engine's device."""
@@ -118,13 +126,17 @@ class LocalEngine:
                 f"the gradient norm is {float(total)} at optimiser step {self.steps}; the weights were left as they are. "
                 "Lower the learning rate, or look for extreme rewards or ratios in the metrics."
             )
-        lr = set_lr(self._optimizer, lr_share(self.steps, self._config, self._total_steps))
+        lr = set_lr(self._optimizer, lr_share(self.steps + self.skipped, self._config, self._total_steps))
         self._masters.take_over()
         self._optimizer.step()
         self._masters.write_back()
         self._optimizer.zero_grad(set_to_none=True)
         self.steps += 1
         return {"mean/grad_norm": total, "lr": lr, **{f"mean/grad_norm/{name}": norm for name, norm in norms.items()}}
+
+    def skip(self, steps: int) -> None:
+        """Moves the schedule on past steps that had no groups; the weights stay."""
+        self.skipped += steps
 
     def offload(self) -> None:
         """Moves weights and optimiser state to host memory."""
@@ -143,6 +155,7 @@ class LocalEngine:
                 "optimizer": self._optimizer.state_dict(),
                 "masters": self._masters.state_dict(),
                 "steps": self.steps,
+                "skipped": self.skipped,
             }
             torch.save(state, folder / "optimizer.pt")
 
@@ -162,7 +175,7 @@ class LocalEngine:
             state = torch.load(folder / "optimizer.pt", map_location="cpu", weights_only=True)
             self._masters.load_state_dict(state.get("masters", {}))
             self._optimizer.load_state_dict(state["optimizer"])
-            self.steps = state["steps"]
+            self.steps, self.skipped = state["steps"], state.get("skipped", 0)
 
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:
         """Every weight by its checkpoint name, adapters merged in; no copy where none is needed."""

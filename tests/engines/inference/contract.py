@@ -14,6 +14,7 @@ from rlvlm.engines.inference.config import SamplingParams
 from rlvlm.errors import DataError, EngineError
 from rlvlm.models.policy import Policy
 from tests import tiny
+from tests.close import assert_near
 
 SHAPES = [[(56, 56)], [], [(56, 84), (84, 56)], [(112, 56)], []]
 """Sizes of the pictures of five prompts: uneven lengths, several pictures, none."""
@@ -119,14 +120,14 @@ class InferenceContract(ABC):
         assert out.objects["completions"] == [tokenizer.decode(ids, skip_special_tokens=True) for ids in drawn]
         again = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in out.objects["completions"]]
         assert again != drawn  # random bytes are no text: tokenising again would have shown
-        torch.testing.assert_close(out["behav_logp"], trainer_logp(policy, out), atol=self.atol, rtol=0)
+        assert_near(out["behav_logp"], trainer_logp(policy, out), within=self.atol)
 
     @pytest.mark.parametrize("temperature", [1.0, 0.6, 1.7])
     def test_log_probs_agree_with_the_trainers(self, engine, policy, prompts, temperature):
         out = engine.generate(prompts, dataclasses.replace(PARAMS, temperature=temperature), step=0)
         assert out["temperature"].tolist() == pytest.approx([temperature] * len(out))
         for kind in ("padded", "shared"):
-            torch.testing.assert_close(out["behav_logp"], trainer_logp(policy, out, kind), atol=self.atol, rtol=0)
+            assert_near(out["behav_logp"], trainer_logp(policy, out, kind), within=self.atol)
 
     def test_log_probs_are_taken_before_a_cut(self, engine, policy, prompts):
         cut = dataclasses.replace(PARAMS, top_k=20, top_p=0.8, temperature=0.9)
@@ -135,7 +136,7 @@ class InferenceContract(ABC):
                 engine.check(cut)
             return
         out = engine.generate(prompts, cut, step=0)
-        torch.testing.assert_close(out["behav_logp"], trainer_logp(policy, out), atol=self.atol, rtol=0)
+        assert_near(out["behav_logp"], trainer_logp(policy, out), within=self.atol)
 
     def test_greedy_takes_the_likeliest_id_and_records_temperature_one(self, engine, policy, prompts):
         greedy = engine.generate(prompts, SamplingParams(n=2, max_new_tokens=12, greedy=True, temperature=0.3), step=0)
@@ -143,7 +144,7 @@ class InferenceContract(ABC):
         assert responses(greedy) == responses(cold)
         assert responses(greedy)[::2] == responses(greedy)[1::2]
         assert (greedy["temperature"] == 1).all()
-        torch.testing.assert_close(greedy["behav_logp"], trainer_logp(policy, greedy), atol=self.atol, rtol=0)
+        assert_near(greedy["behav_logp"], trainer_logp(policy, greedy), within=self.atol)
         for row, group in enumerate(greedy["group_ids"].tolist()):
             want = transformers_greedy(policy, greedy, group, 12)
             assert responses(greedy)[row] == want
@@ -159,7 +160,7 @@ class InferenceContract(ABC):
             out = engine.generate(prompts, params, step=0)
             assert not torch.isin(out["input_ids"][out["loss_mask"]], banned).any()
             assert out["behav_logp"].isfinite().all()
-            torch.testing.assert_close(out["behav_logp"], trainer_logp(policy, out), atol=self.atol, rtol=0)
+            assert_near(out["behav_logp"], trainer_logp(policy, out), within=self.atol)
 
     @pytest.mark.parametrize("changed", ["model.model.language_model", "model.model.v", "model."])
     def test_no_cache_of_old_weights_survives_an_update(self, engine, policy, prompts, changed):
@@ -169,7 +170,7 @@ class InferenceContract(ABC):
         assert engine.version == 11
         out = engine.generate(prompts, PARAMS, step=0)
         assert (out["versions"][out["loss_mask"]] == 11).all()
-        torch.testing.assert_close(out["behav_logp"], trainer_logp(policy, out), atol=self.atol, rtol=0)
+        assert_near(out["behav_logp"], trainer_logp(policy, out), within=self.atol)
 
     def test_draws_do_not_depend_on_the_batch_or_the_order(self, engine, prompts):
         whole = by_uid(engine.generate(prompts, PARAMS, step=3), 3)
@@ -231,7 +232,7 @@ class InferenceContract(ABC):
         out = engine.generate(prompts.index([2]), SamplingParams(n=1, max_new_tokens=1), step=0)
         assert len(out) == 1
         assert out["loss_mask"].sum() == 1
-        torch.testing.assert_close(out["behav_logp"], trainer_logp(policy, out), atol=self.atol, rtol=0)
+        assert_near(out["behav_logp"], trainer_logp(policy, out), within=self.atol)
 
     def test_a_prompt_that_is_there_twice_is_refused(self, engine, prompts):
         with pytest.raises(DataError, match="prompt 'p1' is there twice"):
@@ -251,7 +252,7 @@ class InferenceContract(ABC):
             change(policy, "model.")
             engine.update_weights(policy.named_weights(), version=2)
         out = engine.generate(prompts, PARAMS, step=0)
-        torch.testing.assert_close(out["behav_logp"], trainer_logp(policy, out), atol=self.atol, rtol=0)
+        assert_near(out["behav_logp"], trainer_logp(policy, out), within=self.atol)
 
     def test_nothing_is_in_flight_between_two_calls(self, engine, prompts):
         engine.generate(prompts, PARAMS, step=0)

@@ -16,6 +16,7 @@ from rlvlm.errors import ConfigError, EngineError
 from rlvlm.models.config import LoraConfig
 from rlvlm.models.policy import Policy
 from tests import tiny
+from tests.close import assert_near
 from tests.engines.inference.contract import PARAMS, SHAPES, InferenceContract, by_uid, change, responses, trainer_logp
 
 
@@ -48,7 +49,7 @@ class TestOwnCopy(InferenceContract):
         some = ((name, weight) for name, weight in policy.named_weights() if "visual" in name)
         engine.update_weights(some, version=1)
         out = engine.generate(prompts, PARAMS, step=0)
-        torch.testing.assert_close(out["behav_logp"], trainer_logp(policy, out), atol=self.atol, rtol=0)
+        assert_near(out["behav_logp"], trainer_logp(policy, out), within=self.atol)
 
     def test_wrong_weights_are_named(self, engine, policy):
         name, weight = next(policy.named_weights())
@@ -116,7 +117,7 @@ def test_a_picture_that_two_prompts_show_is_encoded_once(policy, monkeypatch):
     )
     out = HfEngine(policy).generate(batch, PARAMS, step=0)
     assert patches == [16]
-    torch.testing.assert_close(out["behav_logp"], trainer_logp(policy, out), atol=1e-5, rtol=0)
+    assert_near(out["behav_logp"], trainer_logp(policy, out))
 
 
 def test_ended_samples_leave_the_forward(policy, prompts, monkeypatch):
@@ -165,7 +166,7 @@ def test_adapters_of_a_shared_module_count(prompts):
             if ".lora_B." in name:
                 weight.normal_(0, 0.2)
     out = HfEngine(policy).generate(prompts, PARAMS, step=0)
-    torch.testing.assert_close(out["behav_logp"], trainer_logp(policy, out), atol=1e-5, rtol=0)
+    assert_near(out["behav_logp"], trainer_logp(policy, out))
     with policy.adapter_off():
         assert (out["behav_logp"] - trainer_logp(policy, out)).abs().max() > 0.01
     with pytest.raises(EngineError, match="copy of a policy with adapters"):

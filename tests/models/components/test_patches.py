@@ -8,6 +8,7 @@ from torch import nn
 
 from rlvlm.models.components.patches import PatchProduct
 from tests import tiny
+from tests.close import assert_near
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -16,12 +17,12 @@ def test_the_product_gives_the_convolutions_numbers_and_gradients(bias: bool) ->
     patches = torch.randn(11, 3 * 2 * 4 * 4)
     truth = conv(patches.view(-1, 3, 2, 4, 4)).view(11, 16)
     ours = PatchProduct(conv)(patches)
-    torch.testing.assert_close(ours, truth, atol=1e-5, rtol=1e-5)
+    assert_near(ours, truth)
     weights = torch.randn_like(truth)
     wanted = torch.autograd.grad((truth * weights).sum(), list(conv.parameters()))
     got = torch.autograd.grad((ours * weights).sum(), list(conv.parameters()))
     for a, b in zip(got, wanted, strict=True):
-        torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-4)
+        assert_near(a, b, within=1e-4)
 
 
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
