@@ -146,7 +146,7 @@ def check_stage(stage: Stage) -> Findings:
     _check_engines(stage, found)
     if not supervised:
         _check_algorithm(stage, found)
-    if not supervised or stage.reward.rules:
+    if not supervised or stage.reward.rules or stage.run.stop_at is not None or stage.run.eval_every:
         _check_rewards(stage, found)
     if not supervised:
         _check_reward_names(stage, found)

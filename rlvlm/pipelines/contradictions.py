@@ -27,14 +27,12 @@ def _early_stop(stage: Stage, supervised: bool) -> Iterator[str]:
         yield f"run.stop_at is {run.stop_at}, but run.eval_every is 0, so nothing is evaluated on the way; set run.eval_every."
     if stage.data.eval is None:
         yield f"{key} needs held-out records to evaluate on, and data.eval is empty; set data.eval, or leave {key} out."
-    if not stage.reward.rules:
-        yield f"{key} needs a reward rule to evaluate with, and reward.rules is empty; name one, or leave {key} out."
 
 
 def _given_answers(stage: Stage) -> Iterator[str]:
     for name in ("epochs", "mini_batches"):
         value = getattr(stage.actor, name)
-        if value != 1:
+        if value > 1:  # what is below is out of range, and told so
             yield (
                 f"actor.{name} is {value}, but supervised training takes one optimiser step for each batch of new records; leave "
                 f"it at 1, and set run.steps and data.prompts_per_step."

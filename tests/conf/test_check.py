@@ -53,7 +53,7 @@ FAULTS = [
     ("actor.optimizer.lr=-1", "actor.optimizer.lr is at least 0, got -1.0"),
     ("actor.optimizer.betas=[2,3]", "actor.optimizer.betas is two numbers from 0 to below 1, got [2.0, 3.0]"),
     ("actor.optimizer.groups.language.lr=-2", "actor.optimizer.groups.language.lr is at least 0, got -2"),
-    ("run.steps=-5", "run.steps is at least 0, got -5"),
+    ("run.steps=-5", "run.steps is at least 1, got -5"),
     ("run.resume=atuo", "run.resume is one of auto, never, got 'atuo' (did you mean 'auto'?)"),
     ("run.gates.vision_rows=0", "run.gates.vision_rows is at least 1, got 0"),
     ("reward.scale=nan", "reward.scale is a finite number, got nan"),
@@ -79,7 +79,7 @@ ALONE = [
     ("data.max_pixels=???", "data.max_pixels"),
     ("model.lora={rank: 0}", "model.lora.rank is at least 1, got 0"),
     ("actor.optimizer.groups.language=3", "is a mapping of lr, weight_decay, max_grad_norm, got 3"),
-    ("stages.warmup.run.steps=-3", "run.steps is at least 0, got -3"),
+    ("stages.warmup.run.steps=-3", "run.steps is at least 1, got -3"),
     ("stages.warmup.init=previous", "but it is the first stage"),
 ]
 

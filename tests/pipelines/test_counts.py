@@ -45,7 +45,7 @@ def test_sft_reports_over_long_and_bad_records_of_training_and_of_held_out_data(
     stage.reward = RewardConfig()
     summary = train([stage], tmp_path / "run", show=False)
     first = read_metrics(tmp_path / "run")[0]
-    assert (first["data/over_long"], first["data/bad_rows"]) == (1, 1)
+    assert (first["sum/data/over_long"], first["sum/data/bad_rows"]) == (1, 1)
     details = summary["details"]["warmup"]
     assert (details["held_out_over_long"], details["held_out_bad_rows"]) == (1, 1)
 
