@@ -10,7 +10,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 export GOMP_SPINCOUNT ?= 0
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: setup quickstart digits test lint format bench docs clean
+.PHONY: setup quickstart digits test test-cpus lint format bench docs clean
 
 setup: $(READY)
 
@@ -24,6 +24,18 @@ quickstart digits: setup
 
 test: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+
+# By hand, in hours: the suite as other CPUs and thread counts round, and the quickstart's accuracy under each.
+CPUS := ATEN_CPU_CAPABILITY=default ATEN_CPU_CAPABILITY=avx2 ATEN_CPU_CAPABILITY=avx512 ONEDNN_MAX_CPU_ISA=AVX2 \
+	OMP_NUM_THREADS=1 OMP_NUM_THREADS=2 OMP_NUM_THREADS=4
+
+test-cpus: setup
+	@for setting in $(CPUS); do \
+		echo "== $$setting"; \
+		env OMP_NUM_THREADS=1 $$setting $(BIN)/python -m pytest -q -n 2 --dist loadfile || exit 1; \
+		folder=$$(mktemp -d) && env OMP_NUM_THREADS=1 $$setting $(BIN)/rlvlm train quickstart run.dir=$$folder run.name=cpus \
+			&& $(BIN)/python -m tests.band $$folder || exit 1; \
+	done
 
 lint: setup
 	$(BIN)/ruff check .

@@ -211,6 +211,18 @@ def test_sources_are_mixed_by_weight(tmp_path: Path) -> None:
     assert names.count("a") == 30
 
 
+@pytest.mark.parametrize("weights", [(3, 1), (1, 5), (0.9, 0.1)])
+def test_weighted_sources_are_read_once_each_record_when_held_out(tmp_path: Path, weights: tuple[float, float]) -> None:
+    sizes = {"a": 9, "b": 3}
+    rows = {name: [{"problem": f"{name}{row}"} for row in range(size)] for name, size in sizes.items()}
+    files = [write_jsonl(tmp_path / f"{name}.jsonl", rows[name]) for name in sizes]
+    loader = make([{"path": file, "weight": w} for file, w in zip(files, weights, strict=True)], split="eval")
+    for _ in range(2):
+        read = [prompt.record["problem"] for batch in loader for prompt in batch.prompts]
+        assert read == [row["problem"] for name in sizes for row in rows[name]]
+    loader.close()
+
+
 def test_pixel_limits_hold_for_trainer_and_engine_alike(tmp_path: Path) -> None:
     (tmp_path / "big.png").write_bytes(png((560, 280)))
     file = write_jsonl(tmp_path / "a.jsonl", [{"problem": "q", "images": ["big.png"]}] * 4)
