@@ -134,9 +134,7 @@ class _Measure:
             return sum(len(row.dialogue.ids) for row in self._assembler.encode(record, pictures, self._template)[1])
         if not self._dialogues and self._prompts is not None:
             return len(self._prompts.encode(record, pictures, self._template)[1][0])
-        if "samples" in record:
-            if not self._dialogues:
-                raise DataError("the row is a packed bin, which supervised stages read; check it with --dialogues.")
+        if self._dialogues and "samples" in record:
             return sum(len(turn["content"]) for sample in record["samples"] for turn in sample["messages"])
         if self._dialogues:
             turns = dialogue_turns(record, template_of(record, self._template), self._config.system)

@@ -95,7 +95,9 @@ class PromptAssembler:
     ) -> tuple[Mapping[str, Any], Encoding]:
         """Messages by the template, then token ids; a dialogue's last answer becomes the record's ``answer``."""
         if "samples" in record:
-            raise DataError("the row is a packed bin, which supervised stages read; give prompts one to a row.")
+            raise DataError(
+                "the row is a packed bin, which supervised stages read; check it with --dialogues, or give prompts one to a row."
+            )
         messages, columns = as_prompt(record, template, self._config.system)
         return columns, self._encoder(messages, pictures)
 

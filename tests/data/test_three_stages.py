@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from rlvlm.data.offline_packing import Budget, ShardTask, count_lengths, pack, s
 from rlvlm.data.workers import SourceTask
 from rlvlm.models.config import ModelConfig
 from rlvlm.models.loading import load_policy
+from rlvlm.pipelines.origin import read_origin
 from rlvlm.pipelines.run import train
 
 OV15 = ("ov15_stage1", "ov15_stage1_5", "ov15_stage2", "ov15_rl_stage1", "ov15_rl_stage2", "ov15_mini")
@@ -93,5 +93,5 @@ def test_each_stage_lowers_its_loss_and_reinforcement_starts_from_the_last(tmp_p
     assert changed == {name for name in first if part_of(name) == "connector"}, "the connector, all of it, nothing else"
     assert {part_of(name) for name in changes(first, second)} == {"vision", "connector", "language"}
     assert [summary["details"][name]["steps"] for name in ("rl_stage1", "rl_stage2")] == [2, 1]
-    started_from = json.loads((folders["rl_stage1"] / "settings.json").read_text())
-    assert started_from["model.path"].endswith("stages/stage2/policy")
+    origins = {name: read_origin(folder) for name, folder in folders.items()}
+    assert origins["rl_stage1"].before["fingerprint"] == origins["stage2"].fingerprint()
