@@ -130,16 +130,24 @@ def _run_stages(
     with Recorder(run, trackers=last.run.trackers, run_name=_title(last, run), config=config, show=show) as recorder:
         context = StageContext(run, recorder, SampleBook(run))
         before: StagePlan | None = None
-        for plan in plans:
+        for planned in plans:
+            plan = _started_from(planned, before, run)
             if plan.stage.run.threads is not None:
                 torch.set_num_threads(plan.stage.run.threads)
             for reason in plan.reasons:
                 recorder.note(f"{reason}.")
             _add(summary, plan.stage, _run_stage(plan, before, context))
             summary.write(run)
-            _prune(plan.stage, run, last=plan is plans[-1])
+            _prune(plan.stage, run, last=planned is plans[-1])
             before = plan
     link_folder(run.stage(last.name) / "policy", run.policy)
+
+
+def _started_from(plan: StagePlan, before: StagePlan | None, run: RunDir) -> StagePlan:
+    """The plan of a stage that knows the very result that it starts from, now that the stage before has ended."""
+    if plan.action == "keep" or plan.stage.init is None or before is None:
+        return plan
+    return dataclasses.replace(plan, origin=dataclasses.replace(plan.origin, before=refer_to(before, run)))
 
 
 def _run_stage(plan: StagePlan, before: StagePlan | None, context: StageContext) -> StageResult:
@@ -148,17 +156,14 @@ def _run_stage(plan: StagePlan, before: StagePlan | None, context: StageContext)
     folder = run.stage(stage.name)
     if plan.action == "keep":
         return StageResult(**read_result(run, stage.name))
-    origin = plan.origin
     if stage.init is not None and before is not None:
-        origin = dataclasses.replace(origin, before=refer_to(before, run))
         policy_folder = str(run.stage(before.stage.name) / "policy")
         stage = dataclasses.replace(stage, model=dataclasses.replace(stage.model, path=policy_folder, build=None))
-    plan = dataclasses.replace(plan, origin=origin)
     if plan.action == "begin":
         begin_anew(plan, run)
     else:
         (folder / RESULT).unlink(missing_ok=True)
-        origin.write(folder)
+        plan.origin.write(folder)
     cached = _cache_of(plan)
     if cached is not None and plan.action == "begin" and (cached / RESULT).exists():
         link_folder(cached / "policy", folder / "policy", link=False)
@@ -167,7 +172,7 @@ def _run_stage(plan: StagePlan, before: StagePlan | None, context: StageContext)
         context.recorder.note(f"{stage.name}: taken from {cached}, where it was made with the same settings")
     else:
         policy = load_policy(stage.model, stage.run.seed)
-        context.origin = origin.identity()
+        context.origin = plan.origin.identity()
         result = PIPELINES.build(stage.pipeline)({"stage": stage, "policy": policy, "context": context})
         result.made = uuid.uuid4().hex
         _save_policy(policy, folder / "policy")

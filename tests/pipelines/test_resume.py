@@ -493,3 +493,19 @@ def test_a_second_signal_ends_at_once(tmp_path, monkeypatch):
         run([stage], tmp_path / "run")
     assert not (tmp_path / "run" / "checkpoints").exists()
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_finished_run_of_four_stages_does_nothing_twice(tmp_path):
+    stages = [short_sft("first"), *(last(init="previous", name=name) for name in ("second", "third", "fourth"))]
+    run(stages, tmp_path)
+    there = {name: made(tmp_path, name) for name in ("first", "second", "third", "fourth")}
+    assert run(stages, tmp_path)["already_finished"]
+    assert {name: made(tmp_path, name) for name in there} == there
+
+
+def test_a_run_that_dies_in_its_third_stage_keeps_the_first_two(tmp_path, monkeypatch):
+    stages = [short_sft("first"), last(init="previous", name="second"), last(init="previous", name="third")]
+    die_at(monkeypatch, "third 2", stages, tmp_path)
+    there = {name: made(tmp_path, name) for name in ("first", "second")}
+    run(stages, tmp_path)
+    assert {name: made(tmp_path, name) for name in there} == there
