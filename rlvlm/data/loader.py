@@ -75,6 +75,10 @@ def as_prompt(record: Mapping[str, Any], template: str | None, system: str | Non
 
     A dialogue's last answer is the column ``answer``, unless the record has one.
     """
+    if "samples" in record:
+        raise DataError(
+            "the row is a packed bin, which supervised stages read; check it with --dialogues, or give prompts one to a row."
+        )
     messages, answer = to_messages(record, template_of(record, template), system)
     columns = {name: value for name, value in record.items() if name not in PICTURE_COLUMNS}
     columns.setdefault("problem", messages[-1]["content"])
@@ -94,10 +98,6 @@ class PromptAssembler:
         self, record: Mapping[str, Any], pictures: Sequence[Picture], template: str | None
     ) -> tuple[Mapping[str, Any], Encoding]:
         """Messages by the template, then token ids; a dialogue's last answer becomes the record's ``answer``."""
-        if "samples" in record:
-            raise DataError(
-                "the row is a packed bin, which supervised stages read; check it with --dialogues, or give prompts one to a row."
-            )
         messages, columns = as_prompt(record, template, self._config.system)
         return columns, self._encoder(messages, pictures)
 
