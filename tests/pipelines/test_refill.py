@@ -52,7 +52,7 @@ def uids(batch: Batch) -> list[str]:
 class Answers:
     """Two answers to each prompt, of which only those of ``good`` numbers differ in their reward; the rest of RLVR does nothing."""
 
-    version, n_failed = 0, 0
+    version, n_failed, passed_over = 0, 0, 0
 
     def __init__(self, good, failing=()) -> None:
         self.good, self.failing = good, set(failing)
@@ -81,6 +81,9 @@ class Answers:
     def update(self, batch: Batch) -> dict[str, float]:
         self.updated.append(uids(batch))
         return {"rows": float(len(batch))}
+
+    def pass_over(self) -> None:
+        self.passed_over += 1
 
     def update_weights(self, weights, version: int) -> None:
         pass
@@ -143,7 +146,7 @@ def test_without_refills_or_filters_a_step_takes_its_own_prompts_only(settings: 
 def test_a_step_in_which_no_refill_helps_is_skipped_and_says_what_was_tried() -> None:
     parts, stream = Answers(lambda number: False), PromptStream(Numbered(4), 4)
     metrics = pipeline(parts, max_refills=3).step(stream.take(4), 1, RECORDER, stream.take)
-    assert parts.updated == []
+    assert (parts.updated, parts.passed_over) == ([], 1), "the schedule goes on without a step"
     assert metrics["sum/skipped_batches"] == 1
     assert metrics["sum/refills"] == 3
     assert metrics["sum/filter/reward_spread/dropped_groups"] == 16
