@@ -117,7 +117,7 @@ def test_clip_retrieval_needs_another_picture(clip: Path, pictures: list[str]) -
     assert "has only one" in found.failures[0].message
 
 
-def test_vqa_consistency_is_the_share_of_yes(tmp_path: Path, pictures: list[str]) -> None:
+def _save_llava(folder: Path) -> tuple[Any, Any, Any]:
     model, words, eye = tiny.parts("llava")
     processor = transformers.LlavaProcessor(
         eye,
@@ -128,8 +128,13 @@ def test_vqa_consistency_is_the_share_of_yes(tmp_path: Path, pictures: list[str]
         chat_template=words.chat_template,
         num_additional_image_tokens=1,
     )
-    model.save_pretrained(tmp_path)
-    processor.save_pretrained(tmp_path)
+    model.save_pretrained(folder)
+    processor.save_pretrained(folder)
+    return model, words, processor
+
+
+def test_vqa_consistency_is_the_share_of_yes(tmp_path: Path, pictures: list[str]) -> None:
+    model, words, processor = _save_llava(tmp_path)
     records = [{"images": [path]} for path in pictures]
     texts = ["<answer>a longer description of it</answer>", "<answer>blue</answer>", "<answer></answer>"]
     found = _run("vqa_consistency", texts, records, path=str(tmp_path), question="{text}? Yes or No.", batch_size=2)
@@ -192,18 +197,7 @@ def test_control_tokens_in_a_completion_stay_text(classifier: Path) -> None:
 
 
 def test_a_picture_token_in_an_answer_is_no_picture(tmp_path: Path, pictures: list[str]) -> None:
-    model, words, eye = tiny.parts("llava")
-    processor = transformers.LlavaProcessor(
-        eye,
-        words,
-        patch_size=model.config.vision_config.patch_size,
-        vision_feature_select_strategy=model.config.vision_feature_select_strategy,
-        image_token="<image>",
-        chat_template=words.chat_template,
-        num_additional_image_tokens=1,
-    )
-    model.save_pretrained(tmp_path)
-    processor.save_pretrained(tmp_path)
+    _save_llava(tmp_path)
     found = _run("vqa_consistency", ["<answer>a <image> dog</answer>"], [{"images": pictures[:1]}], path=str(tmp_path))
     assert found.failures == {}
 
