@@ -74,10 +74,11 @@ class Check:
 
     Args:
         source: a Python expression, such as ``abs(f(2) - 1.5) < 1e-6``.
-        expected: the value that it must have; without it the expression must be true.
+        expected: values of which it must have one; without any the expression must be true.
 
     Attributes:
         calls: what the program must be asked, in order: its own part of the expression.
+        function: the function under test, where the test is of one by name.
 
     Raises ``RewardError`` for what is no expression, or one that only the program itself could judge.
     """
@@ -88,6 +89,7 @@ class Check:
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
             raise RewardError(f"the test {source[:80]!r} is not Python ({error}); mend the record.") from error
         self._expected = expected
+        self.function: str | None = None
         self._asked = _asked_as_a_whole(self._tree)
         collector = _Evaluation(self._asked, None)
         try:
@@ -98,11 +100,20 @@ class Check:
             raise RewardError(f"the test {source[:80]!r} asks the program nothing; mend the record.")
         self.calls = tuple(collector.calls)
 
+    @classmethod
+    def of_function(cls, name: str, given: Sequence[Any], *expected: Any) -> Check:
+        """A test of a function by name: what it gives for these arguments."""
+        if not name.isidentifier():
+            raise RewardError(f"{name[:80]!r} is no name of a function; mend the record.")
+        check = cls(f"{name}({', '.join(map(repr, given))})", *expected)
+        check.function = name
+        return check
+
     def passes(self, values: Sequence[Any]) -> bool:
         """Whether the test holds for what the calls gave, in the order of ``calls``."""
         try:
             found = _Evaluation(self._asked, iter(values)).value(self._tree, {})
-            return same_value(found, self._expected[0]) if self._expected else bool(found)
+            return any(same_value(found, value) for value in self._expected) if self._expected else bool(found)
         except (ArithmeticError, LookupError, TypeError, ValueError, AttributeError):
             return False
         except (RecursionError, MemoryError, StopIteration, NoValueError):
@@ -204,7 +215,8 @@ class _Evaluation:
             raise _unsupported(node)
         given = self._each(node.args, names)
         options = {word.arg: self.value(word.value, names) for word in node.keywords if word.arg is not None}
-        if len(options) < len(node.keywords) or options.keys() - {"reverse", "rel_tol", "abs_tol", "start", "default"}:
+        known = function is dict or options.keys() <= {"reverse", "rel_tol", "abs_tol", "start", "default"}
+        if len(options) < len(node.keywords) or not known:
             raise _unsupported(node)
         return self._apply(function, *given, **options)
 

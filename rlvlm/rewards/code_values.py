@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 _CLOSE = 1e-9
+_MAX_DIGITS = 100_000
+"""Hexadecimal digits of an integer: with more, a test such as ``math.isqrt(f(1)) == 2`` would hold this process for seconds."""
 
 
 class NoValueError(Exception):
@@ -56,8 +58,14 @@ def _each(build: Callable[..., Any]) -> Callable[[Any], Any]:
     return lambda content: build([_value_of(part) for part in content])
 
 
+def _integer(digits: str) -> int:
+    if len(digits) > _MAX_DIGITS:
+        raise NoValueError("too large an integer")
+    return int(digits, 16)
+
+
 _READERS: dict[str, Callable[[Any], Any]] = {
-    "int": lambda content: int(content, 16),
+    "int": lambda content: _integer(content),
     "float": float.fromhex,
     "complex": lambda content: complex(*map(float.fromhex, content)),
     "bytes": bytes.fromhex,

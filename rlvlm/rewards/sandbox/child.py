@@ -3,8 +3,10 @@
 Nothing of rlvlm is imported here. Any right that can't be given up ends the process before the program starts.
 """
 
-import collections
+import _sitebuiltins
+import builtins
 import ctypes
+import importlib
 import json
 import os
 import resource
@@ -154,7 +156,11 @@ def run(job: dict[str, Any], results: TextIO) -> None:
     sys.modules["__main__"] = module
     names = vars(module)
     names["__builtins__"] = __builtins__
-    exec(compile(job["code"], "solution.py", "exec"), names)
+    for leave in ("exit", "quit"):  # as every interpreter has them that loads site
+        setattr(builtins, leave, _sitebuiltins.Quitter(leave, "Ctrl-D (i.e. EOF)"))
+    program = compile(job["code"], "solution.py", "exec")
+    names.update(usual_names(program))
+    exec(program, names)
     for call in job["calls"]:
         try:
             line = described(eval(compile(call, "test", "eval"), names), [0])
@@ -164,11 +170,30 @@ def run(job: dict[str, Any], results: TextIO) -> None:
         results.flush()
 
 
+USUAL_MODULES = ("typing", "collections", "math", "heapq", "bisect", "itertools", "functools")
+
+
+def usual_names(program: types.CodeType) -> dict[str, Any]:
+    """What editors of programming contests import unasked, as far as the program speaks of it: ``List``, ``deque``, ``math`` …"""
+    used: set[str] = set()
+    waiting = [program]
+    while waiting:
+        code = waiting.pop()
+        used.update(code.co_names)
+        waiting += [part for part in code.co_consts if isinstance(part, types.CodeType)]
+    found: dict[str, Any] = {}
+    for name in USUAL_MODULES:
+        module = importlib.import_module(name)
+        public = [name for name in vars(module) if not name.startswith("_") and not hasattr(builtins, name)]
+        own = getattr(module, "__all__", public)
+        for each in used.intersection(own) - found.keys() - set(dir(builtins)):
+            found[each] = getattr(module, each)
+        if name in used:
+            found[name] = module
+    return found
+
+
 SEQUENCES = ((list, "list"), (tuple, "tuple"), (frozenset, "frozenset"), (set, "set"))
-ITERATORS: tuple[Any, ...] = (
-    *(types.GeneratorType, range, map, zip, filter, enumerate, reversed, collections.deque),
-    *(type({}.keys()), type({}.values()), type({}.items()), type(iter([])), type(iter(()))),
-)
 
 
 def described(value: Any, parts: list[int], depth: int = 0) -> Any:
@@ -194,7 +219,7 @@ def described(value: Any, parts: list[int], depth: int = 0) -> Any:
     for base, name in SEQUENCES:
         if issubclass(kind, base):
             return {name: [described(part, parts, depth + 1) for part in base.__iter__(value)]}
-    if kind in ITERATORS:
+    if hasattr(kind, "__iter__"):
         return {"iterator": [described(part, parts, depth + 1) for part in value]}
     return {"object": kind.__name__}
 
