@@ -75,15 +75,20 @@ def test_shared_and_packed_rows_equal_padded_ones_in_outputs_and_gradients(
 ) -> None:
     policy = small_policy(family, lora)
     batch = mixed_batch(policy, response_lengths(GROUPS[groups], single))
-    truth, truth_gradient = run(policy, batch, "padded")
+    truth, _ = run(policy, batch, "padded")
+    for kind in ("packed", "shared"):
+        outputs, _ = run(policy, batch, kind)
+        assert_near(outputs.logp, truth.logp)
+        assert_near(outputs.entropy, truth.entropy)
+    # In fp32 the padded gradient itself is up to 1e-4 off the true one, by another rounding on every CPU and thread count.
+    policy.model.double()
+    _, truth_gradient = run(policy, batch, "padded")
     for kind in ("packed", "shared", "shared, recomputed"):
         if kind == "shared, recomputed":
             policy.train()
             enable_checkpointing(policy.model)
-        outputs, gradient = run(policy, batch, kind.split(",")[0])
-        assert_near(outputs.logp, truth.logp)
-        assert_near(outputs.entropy, truth.entropy)
-        assert distance(gradient, truth_gradient) < 1e-5, kind
+        _, gradient = run(policy, batch, kind.split(",")[0])
+        assert distance(gradient, truth_gradient) < 1e-5, kind  # the head works in fp32
 
 
 def test_samples_of_a_group_may_stand_apart_and_in_any_order(family: str) -> None:
