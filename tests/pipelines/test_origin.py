@@ -6,8 +6,8 @@ import os
 
 import pytest
 
+from rlvlm.data import identity
 from rlvlm.data.config import DataConfig
-from rlvlm.pipelines import origin
 from rlvlm.pipelines.config import RunConfig, Stage
 from rlvlm.pipelines.origin import differences, origin_of, other_versions, read_origin
 
@@ -49,7 +49,7 @@ def test_large_files_are_read_in_part_and_not_again_while_size_and_time_stay(tmp
     with path.open("wb") as file:
         file.truncate(1 << 33)  # 8 GiB without a block on the disk
     before = origin_of(stage(path), {})  # would take long if it were read
-    monkeypatch.setattr(origin, "_hash", lambda *_: pytest.fail("read again"))
+    monkeypatch.setattr(identity, "_hash", lambda *_: pytest.fail("read again"))
     assert origin_of(stage(path), {}, before).files == before.files
 
 
