@@ -7,6 +7,7 @@ tree but ``plugins`` and ``stages``, laid over the recipe as a child recipe woul
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -83,6 +84,11 @@ def build_stages(recipe: Recipe, problems: list[str]) -> list[Stage]:
     stages = [build(Stage, tree, problems) for tree in resolve_tree(dataclasses.asdict(recipe))]
     names = [stage.name for stage in stages]
     for index, stage in enumerate(stages):
+        if not _names_a_folder(stage.name):
+            problems.append(
+                f"stages.{index}.name is '{stage.name}', and a folder is called by it; it takes no slash and begins with a letter, "
+                "a digit or an underscore."
+            )
         if names.index(stage.name) != index:
             problems.append(
                 f"stages.{index} is called '{stage.name}' like an earlier stage; give each a 'name' of its own."
@@ -95,6 +101,10 @@ def build_stages(recipe: Recipe, problems: list[str]) -> list[Stage]:
         if stage.init == "previous" and index == 0:
             problems.append(f"stages.{stage.name} has init: previous, but it is the first stage; take that key out.")
     return stages
+
+
+def _names_a_folder(name: str) -> bool:
+    return bool(re.match(r"\w", name)) and not re.search(r"[/\\\x00-\x1f]", name) and len(name.encode()) <= 100
 
 
 def _below(where: str, problem: str) -> str:

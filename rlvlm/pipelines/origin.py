@@ -24,7 +24,10 @@ from rlvlm.pipelines.config import Stage
 from rlvlm.tracking.rundir import package_versions, write_json
 
 FILE = "origin.json"
-FREE = ("name", "dir", "trackers", "keep", "keep_finished", "save_every", "resume", "sample_rows", "threads", "gates")
+FREE = (
+    "name", "dir", "trackers", "keep", "keep_finished", "save_every", "resume", "sample_rows", "sample_every", "sample_groups",
+    "threads", "gates",
+)  # fmt: skip
 """Keys of ``run`` that decide no weight and may change when a run goes on."""
 LENGTH = ("run.steps", "run.stop_at", "run.eval_every")
 """Keys that make a stage longer or shorter: it goes on from where it is."""

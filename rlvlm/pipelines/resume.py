@@ -15,6 +15,7 @@ from rlvlm.pipelines.checkpoint import Checkpoints
 from rlvlm.pipelines.config import Stage
 from rlvlm.pipelines.origin import Origin, differences, origin_of, other_versions, read_origin
 from rlvlm.tracking.rundir import PARTIAL, RunDir, drop_metrics
+from rlvlm.tracking.samples import drop_training_samples
 
 RESULT = "result.json"
 _NEVER = "run.resume is 'never'"
@@ -103,6 +104,7 @@ def begin_anew(plan: StagePlan, run: RunDir) -> None:
             old.rename(aside)
             shutil.rmtree(aside)
     drop_metrics(run.metrics, plan.stage.name, after=0)
+    drop_training_samples(run, plan.stage.name, after=0)
     folder.mkdir(parents=True)
     plan.origin.write(folder)
 

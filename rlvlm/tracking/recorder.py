@@ -11,6 +11,7 @@ from typing import Any, SupportsFloat
 from rlvlm.registry import Part
 from rlvlm.tracking.progress import StageProgress
 from rlvlm.tracking.rundir import RunDir, drop_metrics
+from rlvlm.tracking.samples import drop_training_samples
 from rlvlm.tracking.timing import PhaseTimer
 from rlvlm.tracking.trackers import TRACKERS
 
@@ -62,6 +63,7 @@ class Recorder:
             if hasattr(tracker.call, "rewind"):
                 tracker.call.rewind(stage, start)
         drop_metrics(self.run.metrics, stage, after=start)
+        drop_training_samples(self.run, stage, after=start)
 
     def phase(self, name: str) -> AbstractContextManager[None]:
         """Times the ``with`` block: ``time/<name>`` and ``memory/<name>`` of the step."""

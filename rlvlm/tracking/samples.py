@@ -93,12 +93,30 @@ class TrainingBook:
         pictures: Sequence[Any],
         answers: Sequence[Answer],
     ) -> None:
-        """Adds a group; a step that is done again after a resume is written again, and its last line counts."""
+        """Adds a group."""
         kept = [keep_picture(self._run, picture) for picture in pictures]
         whole = [Answer(((answer.text, 0.0),), answer.score, answer.correct, answer.scores) for answer in answers]
         sample = Sample(f"{stage}/{step}/{uid}", question, expected, kept, {f"{stage}, step {step}": whole})
         with self._run.training_samples.open("a", encoding="utf-8", errors="replace") as file:
             file.write(json.dumps(plain(asdict(sample)), ensure_ascii=False) + "\n")
+
+
+def drop_training_samples(run: RunDir, stage: str, after: int) -> None:
+    """Takes the groups of ``stage`` behind step ``after`` out of ``training_samples.jsonl``, and a line that was cut short."""
+    if not run.training_samples.exists():
+        return
+    text = run.training_samples.read_text(encoding="utf-8")
+    kept = "".join(f"{line}\n" for line in text.split("\n") if _stays(line, stage, after))
+    if kept != text:
+        write_atomically(run.training_samples, kept)
+
+
+def _stays(line: str, stage: str, after: int) -> bool:
+    try:
+        of, step, _ = str(json.loads(line)["uid"]).split("/", 2)  # no stage's name has a slash
+    except (ValueError, KeyError, TypeError):
+        return False
+    return of != stage or int(step) <= after
 
 
 def load_training_samples(run: RunDir) -> list[Sample]:

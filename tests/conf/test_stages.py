@@ -70,6 +70,10 @@ def test_an_override_that_every_stage_hides_is_an_error_and_not_a_dead_key(write
         ([{"init": "previous"}], "but it is the first stage"),
         ([{}, {"name": "b", "init": "previos"}], "did you mean 'previous'"),
         ([{"model": {"dtype": "half"}}], "model.dtype is one of"),
+        *(
+            ([{"name": name}], "a folder is called by it")
+            for name in ("..", ".", "../../x", "a/b", "", "/", "a\\b", "-x", "a\nb")
+        ),
     ],
 )
 def test_stages_that_can_not_be_are_refused(stages, piece):
@@ -82,3 +86,10 @@ def test_all_that_is_wrong_with_stages_comes_at_once():
     with pytest.raises(RecipeError) as caught:
         resolve_stages(Recipe(stages=[{"init": "previous", "model": {"dtype": "half"}}, {}]))
     assert len(caught.value.problems) == 3
+
+
+def test_a_stages_name_may_have_spaces_and_letters_of_any_script():
+    assert [stage.name for stage in resolve_stages(Recipe(stages=[{"name": "étape 1.b-c"}, {"name": "二"}]))] == [
+        "étape 1.b-c",
+        "二",
+    ]

@@ -56,8 +56,9 @@ def test_large_files_are_read_in_part_and_not_again_while_size_and_time_stay(tmp
 def test_what_may_change_between_kill_and_resume_is_in_no_fingerprint(rows):
     plain = origin_of(stage(rows), {})
     free = RunConfig(
-        name="x", dir="y", trackers=[], keep=9, keep_finished="all", save_every=7, resume="never", threads=3
-    )
+        name="x", dir="y", trackers=[], keep=9, keep_finished="all", save_every=7, resume="never", threads=3,
+        sample_rows=1, sample_every=3, sample_groups=5,
+    )  # fmt: skip
     other = origin_of(stage(rows, run=free, cache=True), {})
     assert differences(plain, other) == []
     assert plain.fingerprint() == other.fingerprint()

@@ -219,6 +219,18 @@ def test_the_cache_is_not_used_after_a_stage_before_changed(tmp_path):
     assert not same(tmp_path / "a", tmp_path / "c")
 
 
+def test_the_cache_is_not_used_after_the_stage_before_the_one_before_changed(tmp_path):
+    def stages(lr):
+        first = short_sft()
+        first.actor.optimizer.lr = lr
+        return [first, short_sft(name="second", init="previous"), cached(tmp_path, name="third", init="previous")]
+
+    run(stages(1e-3), tmp_path / "a")
+    assert was_cached(run(stages(1e-3), tmp_path / "b"), "third")
+    assert not was_cached(run(stages(1e-2), tmp_path / "c"), "third")
+    assert not same(tmp_path / "a", tmp_path / "c")
+
+
 def test_a_stage_that_was_made_longer_is_not_put_into_the_cache_of_one_that_was_not(tmp_path):
     run([cached(tmp_path)], tmp_path / "a")
     run([cached(tmp_path, steps=3)], tmp_path / "a")
@@ -395,6 +407,26 @@ def test_a_finished_run_says_so_and_does_nothing(tmp_path):
     before = tree(tmp_path / "run")
     assert run([last()], tmp_path / "run")["already_finished"]
     assert tree(tmp_path / "run") == before
+
+
+def three_stages(**changes):
+    chained = {"init": "previous", **changes}
+    return [short_sft(), short_sft(name="second", **chained), short_sft(name="third", **chained)]
+
+
+def test_a_finished_run_of_three_stages_does_nothing_either(tmp_path):
+    run(three_stages(), tmp_path / "run")
+    before = tree(tmp_path / "run")
+    assert run(three_stages(), tmp_path / "run").get("already_finished")
+    assert tree(tmp_path / "run") == before
+
+
+def test_the_third_stage_goes_on_from_its_checkpoint(tmp_path, monkeypatch, capsys):
+    die_at(monkeypatch, "third 3", three_stages(steps=3, save_every=1), tmp_path / "run")
+    run(three_stages(steps=3, save_every=1), tmp_path / "run", show=True)
+    told = capsys.readouterr().err
+    assert "third: resumed from step 2 of 3" in told
+    assert "redone" not in told
 
 
 def test_a_resumed_run_says_from_where(tmp_path, monkeypatch, capsys):

@@ -10,7 +10,7 @@ from PIL import Image
 
 from rlvlm.tracking import Answer, Recorder, RunDir, SampleBook, Summary, write_report
 from rlvlm.tracking.report import series_of
-from rlvlm.tracking.samples import TrainingBook, load_samples, load_training_samples
+from rlvlm.tracking.samples import TrainingBook, drop_training_samples, load_samples, load_training_samples
 
 HOSTILE = "</span><script>alert(1)</script><img src=x onerror=alert(1)>"
 
@@ -121,6 +121,23 @@ def test_training_answers_are_shown_escaped_with_every_score_and_the_last_line_o
     assert "Answers while training" in text
     assert "number 0.25 · format 1" in text
     assert not [tag for tag, _ in page.tags if tag == "script"]
+
+
+def test_training_answers_behind_the_step_that_a_stage_goes_on_from_are_dropped_and_a_cut_line_with_them(run):
+    book = TrainingBook(run)
+    for stage, step in (("a", 1), ("a", 21), ("b", 1), ("b", 21)):
+        book.add(stage, step, "train.0:7@0", "?", "3", [], [Answer((("4", 0.5),), 0.0, False)])
+    whole = run.training_samples.read_text()
+    with run.training_samples.open("a") as file:
+        file.write('{"uid": "b/41/tr')
+    drop_training_samples(run, "b", after=21)
+    assert run.training_samples.read_text() == whole
+    drop_training_samples(run, "b", after=20)
+    assert [sample.uid for sample in load_training_samples(run)] == [
+        f"{at}/train.0:7@0" for at in ("a/1", "a/21", "b/1")
+    ]
+    drop_training_samples(run, "a", after=0)
+    assert [sample.uid for sample in load_training_samples(run)] == ["b/1/train.0:7@0"]
 
 
 def test_the_title_says_name_date_command_and_model(run):
