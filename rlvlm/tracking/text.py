@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 BROKEN = "\ufffd"
-_LONGEST = 8  # tokens that one character may take before its bytes are taken for none
+_LONGEST = 4  # tokens, and so bytes, that one character takes at most
 _PICTURES = ("<image>", "<|image_pad|>", "<|vision_start|>", "<|vision_end|>")
 
 
@@ -16,15 +16,21 @@ def token_pieces(tokenizer: Any, ids: Sequence[int]) -> list[str]:
     Bytes that are no character are shown as the tokenizer's vocabulary spells them, and never as U+FFFD.
     """
     pieces: list[str] = []
-    waiting: list[int] = []
+    waiting: list[int] = []  # tokens of a character that is not whole yet
     for token in ids:
-        waiting.append(token)
-        text = tokenizer.decode(waiting)
-        if BROKEN in text and len(waiting) < _LONGEST:
-            pieces.append("")
-        else:
-            pieces.append(text if BROKEN not in text else _spelled(tokenizer, waiting))
+        text = tokenizer.decode([*waiting, token])
+        if BROKEN not in text:
+            pieces.append(text)
             waiting = []
+        elif text.endswith(BROKEN) and len(waiting) + 1 < _LONGEST:
+            pieces.append("")
+            waiting.append(token)
+        else:  # what waits is no character, whatever comes
+            if waiting:
+                pieces[-1] = _spelled(tokenizer, waiting)
+            alone = tokenizer.decode([token])
+            pieces.append("" if BROKEN in alone else alone)
+            waiting = [token] if BROKEN in alone else []
     if waiting:  # cut off in the middle of a character
         pieces[-1] = _spelled(tokenizer, waiting)
     return pieces

@@ -58,8 +58,28 @@ def test_metrics_hold_each_step_of_each_stage_with_times_and_memory(run):
     assert "reward" in records[-1]
 
 
+def test_training_answers_are_kept_with_every_rule_s_score(run):
+    kept = [json.loads(line) for line in (run / "training_samples.jsonl").read_text().splitlines()]
+    assert [group["uid"].split("/")[:2] for group in kept] == [["rlvr", "1"]] * 2
+    (answers,) = kept[0]["answers"].values()
+    assert len(answers) == 2
+    assert all(set(answer["scores"]) == {"number", "format"} for answer in answers)
+    assert all((run / picture).exists() for group in kept for picture in group["pictures"])
+
+
+def test_metrics_hold_the_spread_of_the_rewards_and_the_epoch(run):
+    last = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
+    assert last["reward/std"] >= 0.0
+    assert last["epoch"] == 2 * 4 / 64
+
+
 def test_the_report_shows_the_run(run):
     page = (run / "report.html").read_text()
+    assert f"<h1>{run.name}</h1>" in page
+    assert "toy_llava" in page
+    assert "rlvlm train quickstart" in page
+    assert "Answers while training" in page
+    assert "\ufffd" not in page
     assert "Curves: rlvr" in page
     assert "data:image/png;base64," in page
 

@@ -25,5 +25,10 @@ def test_a_character_that_is_cut_off_is_spelled_and_never_a_replacement_mark():
     assert token_pieces(Bytes(), []) == []
 
 
+def test_bytes_that_are_no_character_leave_what_follows_as_it_is():
+    assert token_pieces(Bytes(), [0xFF, *b"ab"]) == ["<0xFF>", "a", "b"]
+    assert token_pieces(Bytes(), [0xE2, 0x82, *b"a ", *"é".encode()]) == ["", "<0xE2><0x82>", "a", " ", "", "é"]
+
+
 def test_a_question_is_shown_without_its_pictures_marks():
     assert without_placeholders("<image>\nHow many?") == "How many?"
