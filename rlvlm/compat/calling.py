@@ -28,7 +28,7 @@ def by_name(
         names: of the values, in the library's own order.
         text: the name of the completion; a function that can't be given it by keyword is called by position.
         arguments: keyword arguments that every call gets, and which come before values of the same name.
-        shorter: the names that a function of so few positional parameters takes; the first of ``names`` otherwise.
+        shorter: the names that a function takes which requires so few positional parameters; the first of ``names`` otherwise.
     """
     parameters = _parameters(function)
     if parameters is None:
@@ -45,6 +45,9 @@ def by_name(
         return _by_keyword(function, [name for name in names if takes_all or name in named], {}, arguments)
     places = [one for one in parameters if one.kind in _BY_PLACE and one.name not in arguments]
     count = len(names) if any(one.kind is one.VAR_POSITIONAL for one in parameters) else len(places)
+    required = sum(map(_is_required, places))
+    if shorter and required in shorter and count > required:  # the rest are options of its own
+        count = required
     order = (shorter or {}).get(count, names[:count])
     return lambda given: function(*(given[name] for name in order), **arguments)
 

@@ -99,6 +99,7 @@ _NESTED_EXP = re.compile(r"\\exp\b.*(?:\\exp\b|\^)|\^\s*\{[^{}]*\\exp\b", re.DOT
 _SIGNS = re.compile(r"(?:[-+]\s*){4}")
 _FACTORIAL = re.compile(r"((?<![0-9])[0-9]+|[A-Za-z]|.|^)\s*!")
 _BINOMIAL = re.compile(r"\\[dt]?binom\s*\{([^{}]*)\}|\\choose")
+_BASE = re.compile(r"\\log\s*_\s*([0-9A-Za-z])")
 _CLOSING = {"{": "}", "(": ")", "[": "]"}
 _EXPONENT = re.compile(r"\^\s*(?=(\{)|.)")
 
@@ -120,6 +121,7 @@ def canonical(text: str) -> str:
     text = _BARE_SQRT.sub(r"\\sqrt", _BARE_NAME.sub(r"\\\1 ", text))
     text = _SHORT_FRACTION.sub(_long_fraction, text)
     text = _SHORT_ROOT.sub(lambda match: rf"\sqrt{{{match[1] or match[2]}}}", text)
+    text = _BASE.sub(r"\\log_{\1}", text)
     text = _POWER.sub(lambda match: f"^{{{match[1] or match[2]}}}", text)
     text = re.sub(r"\\varnothing(?![A-Za-z])", r"\\emptyset", text).replace(r"\infinity", r"\infty")
     if _IN_TRIGONOMETRY.search(text):

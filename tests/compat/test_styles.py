@@ -38,6 +38,9 @@ def verl_scorer(predict_str, ground_truth, use_boxed=True):
 def verl_two(a, b):
     return float(b in a)
 
+def verl_own_options(completion, test_cases, continuous=False, score=1.0):
+    return float(test_cases in completion and continuous is False) * score
+
 def verl_three(source, text, truth):
     return float(truth in text and source == "geo")
 
@@ -226,7 +229,7 @@ def test_every_style_of_a_node_is_known_by_both_sides() -> None:
 
 def test_verl_functions_are_called_by_keyword_and_by_place_only_where_the_signature_wants_it(path: str) -> None:
     expected = {"compute_score": [1.0, -1.0]}
-    names = "verl_scorer verl_two verl_three verl_places verl_all verl_default verl_star verl_tuple verl_later"
+    names = "verl_scorer verl_two verl_own_options verl_three verl_places verl_all verl_default verl_star verl_tuple verl_later"
     _scores(path, {**expected, **{name: [1.0, 0.0] for name in names.split()}}, style="verl")
     assert _run({"style": "verl", "path": path}).scores == [1.0, -1.0]
     assert _run({"style": "verl", "path": path, "function": "verl_default", "bonus": 0.5}).scores == [1.5, 0.5]

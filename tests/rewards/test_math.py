@@ -86,6 +86,8 @@ SAME = [
     ("B", "b"),
     ("A, C", "c,a"),
     ("3 Apples", "3 apples"),
+    ("\\log_2 8", "3"),
+    ("1+\\log_ 2 3", "\\log_{2}3+1"),
 ]
 
 DIFFERENT = [
