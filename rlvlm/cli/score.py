@@ -17,6 +17,7 @@ import yaml
 from rlvlm.errors import ConfigError, DataError, nearest
 from rlvlm.registry import load_plugins
 from rlvlm.rewards.config import UNMARKED, RewardConfig
+from rlvlm.rewards.printing import escaped
 from rlvlm.rewards.runner import Result, Runner
 
 SHOWN_ROWS = 20
@@ -239,9 +240,9 @@ def check_output(path: str | None) -> None:
 
 
 def _printable(text: str) -> str:
-    """The text with what the output can't show, such as lone surrogates, as escapes."""
+    """The text with control characters, and what the output can't show, such as lone surrogates, as escapes."""
     encoding = sys.stdout.encoding or "utf-8"
-    return text.encode(encoding, "backslashreplace").decode(encoding)
+    return escaped(text, keep_lines=True).encode(encoding, "backslashreplace").decode(encoding)
 
 
 def write_scores(path: str, rows: Sequence[Mapping[str, Any]], result: Result, config: RewardConfig) -> None:

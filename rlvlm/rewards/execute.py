@@ -13,6 +13,7 @@ from typing import Any
 
 from rlvlm.errors import RewardError, nearest
 from rlvlm.registry import Part
+from rlvlm.rewards.printing import escaped
 from rlvlm.rewards.samples import MISSING, Samples, known_names
 
 
@@ -247,12 +248,12 @@ def timed_out(label: str, seconds: float, rows: int = 1) -> Failure:
 def failure_of(label: str, error: BaseException) -> Failure:
     """The failure that an exception means; a typed one keeps its message, another one names its type and line."""
     if isinstance(error, RewardError):
-        return Failure(label, "error", str(error))
+        return Failure(label, "error", escaped(str(error)))
     if isinstance(error, MemoryError):
         return Failure(label, "memory", f"reward '{label}' ran out of memory; raise reward.memory_mb or mend the rule.")
     frames = traceback.extract_tb(error.__traceback__)
     where = f" ({frames[-1].filename.rsplit('/', 1)[-1]}:{frames[-1].lineno})" if frames else ""
-    return Failure(label, "exception", f"reward '{label}' raised {type(error).__name__}: {error}{where}.")
+    return Failure(label, "exception", f"reward '{label}' raised {type(error).__name__}: {escaped(str(error))}{where}.")
 
 
 def _present(optional: Mapping[str, Sequence[Any]], row: int) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from typing import Any, Literal
 from rlvlm.registry import Part, load_plugins
 from rlvlm.rewards.compose import build_part
 from rlvlm.rewards.execute import Batched, Failure, await_rows, failure_of, read_score, timed_out
+from rlvlm.rewards.printing import escape_output
 
 _PR_SET_PDEATHSIG = 1
 _RECYCLE_AT = 0.5
@@ -161,9 +162,10 @@ def _find(module: str, file: str) -> None:
 
 
 def _settle(data_bytes: int) -> None:
-    """Own memory limit, no interrupts, printed text to stderr, and an end together with the trainer."""
+    """Own memory limit, no interrupts, printed text to stderr with its control characters escaped, and an end together with the trainer."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.dup2(2, 1)
+    escape_output()
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     limit_memory(data_bytes)
