@@ -65,6 +65,10 @@ def run(func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
     assert not any(tensor.is_meta for tensor in here), f"{func} got a tensor that torch made without its numbers"
     if there and here and func not in _COPIES:
         _refuse(func, args, here)
+    if (there or (kwargs.get("device") or _CPU).type == OTHER.type) and any(
+        isinstance(leaf, torch.Generator) for leaf in tree_flatten((args, kwargs))[0]
+    ):
+        raise DevicesMixed(f"{func} got a generator of the CPU for tensors of the other device.")
     if func is torch.ops.aten._fused_sdp_choice.default:
         return 0  # attention by its formula: the CPU's own kernels are not asked for by the name of another device
     asked = kwargs.get("device")

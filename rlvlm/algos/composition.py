@@ -196,6 +196,12 @@ def _check_controllers(composition: Composition) -> None:
                 f"the weight of '{term.name}' can't have a controller: one follows a penalty of the loss, or algorithm.kl_in_reward; "
                 "take 'controller' out."
             )
+    for term in composition.controlled().values():
+        if term.weight == 0 and term.controller.entry.is_own:  # ours multiply the weight
+            raise ConfigError(
+                f"the weight of '{term.name}' is 0, and controller '{term.controller.name}' multiplies it, so that it stays 0; "
+                "set a weight above 0, or take 'controller' out."
+            )
 
 
 def _check_scopes(composition: Composition) -> None:

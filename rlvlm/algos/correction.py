@@ -122,7 +122,7 @@ def ratio_mask(
     return Correction(fill_masked(torch.ones_like(ratio), mask), keep, {"mean/rejected": ~keep})
 
 
-@register_correction("rejection")
+@register_correction("rejection", acts_with={"k1_ratio": ("statistic", ("k1",))})
 @torch.no_grad()
 def rejection(
     prox_logp: Tensor,
@@ -165,7 +165,7 @@ def rejection(
     return Correction(mask.to(difference.dtype), keep, {"mean/rejected": ~keep})
 
 
-@register_correction("areal_rejection")
+@register_correction("areal_rejection", acts_with={"agg": ("level", ("sequence",))})
 @torch.no_grad()
 def areal_rejection(
     prox_logp: Tensor,

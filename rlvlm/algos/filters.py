@@ -15,7 +15,7 @@ from rlvlm.algos.registries import register_filter
 from rlvlm.errors import ConfigError, nearest
 
 
-@register_filter("reward_spread", names_reward="of")
+@register_filter("reward_spread", names_reward="of", compares=True)
 @torch.no_grad()
 def reward_spread(
     rewards: Tensor,

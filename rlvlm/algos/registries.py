@@ -45,10 +45,12 @@ ADVANTAGES = Registry(
     "advantages",
     builtins=("rlvlm.algos.advantages.group", "rlvlm.algos.advantages.whitened", "rlvlm.algos.advantages.returns"),
     readable=_before_update,
-    traits={"group_baseline": False, "names_rules": None},
+    traits={"group_baseline": False, "names_rules": None, "acts_with": {}},
 )
 """Estimators of advantages. The trait ``group_baseline`` says that a sample is compared with its group, so that by default
-a group of equal rewards, and so a group of one, gets exactly 0. ``names_rules`` is the option whose keys name reward rules."""
+a group of equal rewards, and so a group of one, gets exactly 0. ``names_rules`` is the option whose keys name reward rules.
+``acts_with`` says of an option that does nothing by itself with which values of another one it acts:
+``{"eps": ("std", ("group", "batch"))}``."""
 
 POLICY_LOSSES = Registry(
     "policy loss",
@@ -84,12 +86,23 @@ REGULARIZERS = Registry(
 AGGREGATIONS = Registry(
     "aggregation", "aggregations", builtins=("rlvlm.algos.aggregation",), readable=_aggregation_reads
 )
-CORRECTIONS = Registry("correction", "corrections", builtins=("rlvlm.algos.correction",), readable=_before_update)
+CORRECTIONS = Registry(
+    "correction",
+    "corrections",
+    builtins=("rlvlm.algos.correction",),
+    readable=_before_update,
+    traits={"acts_with": {}},
+)
+"""Off-policy corrections. The trait ``acts_with`` is as of an advantage."""
 FILTERS = Registry(
-    "filter", "filters", builtins=("rlvlm.algos.filters",), readable=_before_update, traits={"names_reward": None}
+    "filter",
+    "filters",
+    builtins=("rlvlm.algos.filters",),
+    readable=_before_update,
+    traits={"names_reward": None, "compares": False},
 )
 """Group filters. The trait ``names_reward`` is the option that names a reward: ``rewards``, ``scores``, a rule, or a number
-that a rule tells beside its score."""
+that a rule tells beside its score. ``compares`` says that the samples of a group are compared, so that a group of one is dropped."""
 CONTROLLERS = Registry(
     "controller",
     "controllers",

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
+from rlvlm.algorithm_config import AlgorithmConfig
 from rlvlm.errors import RlvlmError
 from rlvlm.pipelines.config import Stage
+
+if TYPE_CHECKING:
+    from rlvlm.registry import Part, Registry
 
 
 def contradictions(stage: Stage, *, supervised: bool) -> list[str]:
@@ -40,19 +44,21 @@ def _given_answers(stage: Stage) -> Iterator[str]:
 
 
 def _sampled_answers(stage: Stage) -> Iterator[str]:
-    if stage.rollout.temperature == 0:
-        yield (
-            "rollout.temperature is 0, so all answers to a prompt are the same and nothing is learned from them; set it above 0 "
-            "(greedy accuracy is measured before and after training in any case)."
-        )
-    estimator = _estimator(stage.algorithm.advantage)
-    if stage.rollout.n == 1 and estimator is not None:
-        singleton = estimator.given.get("singleton", _convention(stage, estimator.name))
-        if estimator.traits["group_baseline"] and singleton in (None, "zero"):
+    for key, value in (("temperature", 0), ("top_k", 1)):
+        if getattr(stage.rollout, key) == value:
             yield (
-                f"rollout.n is 1, but advantage '{estimator.name}' compares the answers of a group: every advantage would be 0; "
-                "set rollout.n to 2 or more, or choose an advantage without a group baseline, such as reinforce_plus_plus."
+                f"rollout.{key} is {value}, so all answers to a prompt are the same and nothing is learned from them; set it above "
+                f"{value} (greedy accuracy is measured before and after training in any case)."
             )
+    if stage.rollout.n == 1:
+        yield from _alone(stage)
+    yield from _idle_options(stage)
+    default = AlgorithmConfig().max_refills
+    if not stage.algorithm.filters and stage.algorithm.max_refills != default:
+        yield (
+            f"algorithm.max_refills is {stage.algorithm.max_refills}, but algorithm.filters is empty, so no group is ever dropped; "
+            f"leave it at {default}, or set algorithm.filters."
+        )
     if stage.algorithm.value_loss is not None:
         yield (
             "algorithm.value_loss trains a critic, and no pipeline here has one; leave it null, with an advantage that reads no "
@@ -60,27 +66,50 @@ def _sampled_answers(stage: Stage) -> Iterator[str]:
         )
 
 
-class _Estimator:
-    """An advantage estimator by name, with the options that its node gives and its traits."""
+def _alone(stage: Stage) -> Iterator[str]:
+    """What compares the answers of a group, where there is one answer."""
+    from rlvlm.algos.registries import ADVANTAGES, FILTERS
 
-    def __init__(self, name: str, given: dict[str, Any], traits: dict[str, Any]) -> None:
-        self.name, self.given, self.traits = name, given, traits
+    advice = "set rollout.n to 2 or more, or"
+    estimator = _part(ADVANTAGES, stage.algorithm.advantage, stage)
+    if estimator and estimator.traits["group_baseline"] and estimator.options.get("singleton", "zero") == "zero":
+        yield (
+            f"rollout.n is 1, but advantage '{estimator.name}' compares the answers of a group: every advantage would be 0; "
+            f"{advice} choose an advantage without a group baseline, such as reinforce_plus_plus."
+        )
+    for node in stage.algorithm.filters:
+        part = _part(FILTERS, node, stage)
+        if part and part.traits["compares"]:
+            yield (
+                f"rollout.n is 1, but filter '{part.name}' compares the answers of a group: every group would be dropped; "
+                f"{advice} take it out of algorithm.filters."
+            )
 
 
-def _estimator(node: Any) -> _Estimator | None:
-    """``None`` for a node that is wrong, which the check of parts tells."""
-    from rlvlm.algos.registries import ADVANTAGES
+def _idle_options(stage: Stage) -> Iterator[str]:
+    """Options of parts that do nothing beside another option; those of conventions are for whichever options are chosen."""
+    from rlvlm.algos.registries import ADVANTAGES, CORRECTIONS
+
+    correction = stage.algorithm.correction
+    corrections = correction if isinstance(correction, list) else [correction]
+    for registry, node in ((ADVANTAGES, stage.algorithm.advantage), *((CORRECTIONS, one) for one in corrections)):
+        part = _part(registry, node, stage) if isinstance(node, Mapping) else None
+        if part is None:
+            continue
+        for option, (other, values) in part.traits["acts_with"].items():
+            known, value = part.entry.options, part.options.get(other, part.entry.options[other].default)
+            if option in node and node[option] != known[option].default and value not in values:
+                yield (
+                    f"{registry.kind} '{part.name}' has {option} {node[option]!r}, which does nothing where {other} is {value!r}; "
+                    f"take it out, or set {other} to {' or '.join(str(one) for one in values)}."
+                )
+
+
+def _part(registry: Registry, node: Any, stage: Stage) -> Part | None:
+    """A part with its options and those of the conventions; ``None`` for a node that is wrong, which the check of parts tells."""
+    from rlvlm.algos.conventions import Conventions
 
     try:
-        part = ADVANTAGES.build(node)
+        return registry.build(Conventions(stage.algorithm.conventions).fill(registry, node))
     except RlvlmError:
         return None
-    given = {} if isinstance(node, str) else dict(node)
-    return _Estimator(node if isinstance(node, str) else str(given["name"]), given, dict(part.traits))
-
-
-def _convention(stage: Stage, name: str) -> Any:
-    """The ``singleton`` that the algorithm's conventions give an estimator whose node gives none."""
-    of_kind = stage.algorithm.conventions.get("advantages", {})
-    own = of_kind.get(name, {}) if isinstance(of_kind, dict) else {}
-    return own.get("singleton") if isinstance(own, dict) else None

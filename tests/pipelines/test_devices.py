@@ -194,6 +194,8 @@ def test_the_device_of_these_tests_refuses_what_a_gpu_refuses_and_takes_what_it_
             lambda: torch.zeros(()).add_(there.sum()),
             lambda: there.numpy(),
             lambda: torch.nn.functional.linear(there, torch.ones(2, 3)),
+            lambda: torch.rand(3, generator=torch.Generator(), device=device),
+            lambda: torch.multinomial(there, 1, generator=torch.Generator()),
         ):
             with pytest.raises(DevicesMixed):
                 mixed()

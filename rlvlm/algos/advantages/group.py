@@ -21,9 +21,19 @@ from rlvlm.algos.registries import register_advantage
 Level = Literal["group", "batch", "none"]
 Singleton = Literal["zero", "reward"]
 EqualGroups = Literal["zero", "whitened"]
+_OF_A_LEVEL = ("group", "batch")
 
 
-@register_advantage("grpo", group_baseline=True)
+@register_advantage(
+    "grpo",
+    group_baseline=True,
+    acts_with={
+        "leave_one_out": ("mean", _OF_A_LEVEL),
+        "unbiased": ("std", _OF_A_LEVEL),
+        "eps": ("std", _OF_A_LEVEL),
+        "equal_groups": ("whiten_tokens", (True,)),
+    },
+)
 @torch.no_grad()
 def grpo(
     rewards: Tensor,
@@ -130,7 +140,7 @@ def gpg(
     return over_tokens(advantage, rewards, loss_mask)
 
 
-@register_advantage("grpo_passk", group_baseline=True)
+@register_advantage("grpo_passk", group_baseline=True, acts_with={"eps": ("divide", (True,))})
 @torch.no_grad()
 def grpo_passk(
     rewards: Tensor, group_ids: Tensor, loss_mask: Tensor, *, divide: bool = True, eps: float = 1e-6

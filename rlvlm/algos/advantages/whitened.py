@@ -50,7 +50,7 @@ def reinforce_plus_plus_baseline(
     return whiten_over_tokens(advantage, rewards, loss_mask, groups.valid, keep)
 
 
-@register_advantage("gdpo", group_baseline=True, names_rules="weights")
+@register_advantage("gdpo", group_baseline=True, names_rules="weights", acts_with={"eps": ("divide", (True,))})
 @torch.no_grad()
 def gdpo(
     scores_by_rule: Mapping[str, Tensor],
