@@ -14,7 +14,7 @@ _AFTER = (
 )
 """Words whose denial falls on what follows, or on what stands before them where nothing does."""
 _BEFORE = (
-    r"wrong|incorrect|false|untrue|invalid|impossible|unlikely|improbable|implausible|unsupported|inaccurate|mistaken|bad"
+    r"wrong|incorrect|mistakes?|false|untrue|invalid|impossible|unlikely|improbable|implausible|unsupported|inaccurate|mistaken|bad"
     r"|(?:ruled|crossed|struck) out|(?:is|are|was|be) out|excluded|eliminated|rejected|discarded|dismissed|refuted|contradicted"
     r"|fails?|distractors?|fehlerhaft|falsch|faux|fausse|incorrecto|falso"
 )

@@ -28,6 +28,7 @@ I do not believe it's B ~~
 It is not true that the answer is B ~~
 B is wrong ~~
 B is incorrect ~~
+B would be a mistake ~~
 (B) is wrong ~~
 B) is not the answer ~~
 B is not correct ~~
