@@ -10,7 +10,10 @@ from collections.abc import Iterable, Sequence
 
 
 class RlvlmError(Exception):
-    """Base of every error that the library raises on purpose."""
+    """Base of every error that the library raises on purpose; its message is always text that can be printed and written."""
+
+    def __str__(self) -> str:
+        return printable(super().__str__())
 
     @property
     def problems(self) -> list[str]:
@@ -64,6 +67,11 @@ class EngineError(RlvlmError, RuntimeError):
 
 class TrainingStopped(RlvlmError, RuntimeError):
     """A standing gate (blind vision, too many reward errors, non-finite gradient) ended the run."""
+
+
+def printable(text: str) -> str:
+    """The text with halves of surrogate pairs (a file name or JSON may hold them, no stream takes them) written as escapes."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def nearest(name: str, choices: Iterable[str]) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from rlvlm.errors import ConfigError, nearest
-from rlvlm.ranges import above, at_least, check_ranges, one_of
+from rlvlm.ranges import above, at_least, between, check_ranges, one_of
 
 
 @dataclass
@@ -26,7 +26,7 @@ class DataConfig:
         columns: our column names to those of the files, such as ``{"problem": "question", "answer": "label"}``.
         min_pixels, max_pixels: smaller pictures are scaled up and larger ones down to these (width times height), the
             same for trainer and engine.
-        max_decode_pixels: a picture whose header states more is refused before it is decoded.
+        max_decode_pixels: a picture whose header states more is refused before it is decoded; at most 178,956,970, where Pillow stops.
         max_prompt_tokens: longest expanded prompt, in tokens; ``None`` sets no limit.
         over_long: a longer prompt is left out and counted (``drop``) or stops the run (``raise``).
         on_bad_row: an unusable row stops the run (``stop``) or is left out and counted (``skip``).
@@ -46,7 +46,7 @@ class DataConfig:
     columns: dict[str, str] = field(default_factory=dict)
     min_pixels: int | None = None
     max_pixels: int | None = None
-    max_decode_pixels: int = 100_000_000
+    max_decode_pixels: int = 89_478_485
     max_prompt_tokens: int | None = None
     over_long: str = "drop"
     on_bad_row: str = "stop"
@@ -61,7 +61,8 @@ class DataConfig:
             self,
             one_of(("drop", "raise"), "over_long"),
             one_of(("stop", "skip"), "on_bad_row"),
-            at_least(1, "prompts_per_step", "max_decode_pixels", "min_pixels", "max_pixels", "max_prompt_tokens"),
+            between(1, 178_956_970, "max_decode_pixels"),
+            at_least(1, "prompts_per_step", "min_pixels", "max_pixels", "max_prompt_tokens"),
             at_least(0, "prefetch", "cache_mb"),
         )
         least, most = self.min_pixels, self.max_pixels

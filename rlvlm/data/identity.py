@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from rlvlm.errors import DataError
 
 WHOLE = 1 << 30
 """Bytes up to which all of a file is hashed. Of a larger one, blocks spread evenly and its time of modification: data may be terabytes."""
@@ -32,6 +35,29 @@ def identity(path: str, known: Mapping[str, Any] | None = None) -> dict[str, Any
     if known is not None and size > _SHORT_CUT and (known["size"], known["time"]) == (size, time):
         return dict(known)
     return {"size": size, "time": time, "hash": _hash(str(file.absolute()), size, time)}
+
+
+Stamp = tuple[int, int, int]
+"""Inode, size and time of modification (ns) of a file that is being read."""
+
+
+def stamp(path: str) -> Stamp:
+    """What :func:`check_unchanged` compares; ``DataError`` for a file that is gone."""
+    try:
+        found = os.stat(path)
+    except OSError as error:
+        raise DataError(f"{path}: can't be read ({error.strerror or error}).") from error
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def check_unchanged(path: str, before: Stamp) -> None:
+    """Raises ``DataError`` for a file that was replaced or written to since ``before``: its rows would be mixed with those of another."""
+    now = stamp(path)
+    if now != before:
+        raise DataError(
+            f"{path}: the file was replaced or changed while it was being read (it had {before[1]} bytes when it was opened, "
+            f"and has {now[1]}); leave data files as they are during a run, and start again with the new file."
+        )
 
 
 @functools.lru_cache(maxsize=4096)  # stages of one run, and runs of one sweep, name the same files

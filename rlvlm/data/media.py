@@ -15,7 +15,6 @@ import os
 import threading
 import urllib.parse
 import urllib.request
-import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +22,7 @@ from typing import Any
 
 from PIL import Image
 
-from rlvlm.data.pixels import limit_size, to_rgb, upright, upright_size
+from rlvlm.data.pixels import check_format, limit_size, open_picture, to_rgb, upright, upright_size
 from rlvlm.errors import DataError
 
 _BASE64_STARTS = ("iVBORw0KGgo", "/9j/", "R0lGOD", "UklGR", "Qk", "SUkq", "TU0A")  # PNG JPEG GIF WEBP BMP TIFF TIFF
@@ -45,7 +44,7 @@ class PictureLimits:
     allow_outside: bool = False
     min_pixels: int | None = None
     max_pixels: int | None = None
-    max_decode_pixels: int = 100_000_000
+    max_decode_pixels: int = 89_478_485
 
 
 class Picture:
@@ -123,13 +122,15 @@ class Picture:
     def _opened(self) -> Iterator[Image.Image]:
         if isinstance(self._source, Image.Image):
             self._check_pixels(self._source.size)
+            try:
+                check_format(self._source)
+            except DataError as error:
+                raise DataError(f"{self.origin}: {self._named()} is {error}.") from error
             yield self._source
             return
         stream = io.BytesIO(self._source) if isinstance(self._source, bytes) else self._source
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # Pillow's own warning of large pictures: our limit is checked next
-                image = Image.open(stream)
+            image = open_picture(stream)
         except Image.DecompressionBombError as error:
             raise DataError(f"{self.origin}: {self._named()} refused before decoding ({error}).") from error
         except Exception as error:  # Pillow's plug-ins raise errors of every kind on bad files

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import math
 import os
 import struct
 import warnings
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
-from PIL import Image
+from numpy.typing import NDArray
+from PIL import Image, ImageFile
 
+from rlvlm.errors import DataError
+
+_FORMATS = ("PNG", "JPEG", "MPO", "GIF", "WEBP", "BMP", "DIB", "TIFF", "PPM", "JPEG2000", "AVIF", "ICO", "TGA")
+"""Pillow's names of the formats that are read. Others are not even tried: EPS would run Ghostscript, and few of the rest are pictures."""
+PICTURE_FORMATS = ("PNG", "JPEG", "GIF", "WebP", "BMP", "TIFF", "PPM", "JPEG 2000", "AVIF", "ICO", "TGA")
+"""The same as people call them."""
 _ORIENTATION = 0x0112
 _TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -24,13 +32,7 @@ _TURNS = {
 }
 _VIDEO_SUFFIXES = {".mp4", ".avi", ".mov", ".mkv", ".webm", ".m4v", ".flv", ".wmv", ".mpg", ".mpeg", ".ogv", ".3gp"}
 _VIDEO_SUFFIXES |= {".mp3", ".wav", ".flac", ".ogg", ".m4a", ".aac"}  # and sound
-_NO_PICTURES = _VIDEO_SUFFIXES | {
-    ".pdf",
-    ".h5",
-    ".hdf",
-    ".grib",
-    ".bufr",
-}  # that Pillow lists and does not read as pictures
+_BAND = 1 << 20  # pixels converted at once
 _LONGEST_NAME = 4096  # characters
 _ALPHA_MODES = {"RGBA", "LA", "PA", "RGBa", "La"}
 
@@ -41,19 +43,43 @@ def is_video_name(name: str) -> bool:
 
 
 def is_picture_name(name: str) -> bool:
-    """Whether a path (or a bare ``.suffix``) ends as files do that Pillow opens."""
+    """Whether a path (or a bare ``.suffix``) ends as files of a picture format that is read."""
     if len(name) > _LONGEST_NAME:
         return False
     suffix = os.path.splitext(f"x{name}")[1].lower()
-    return suffix in Image.registered_extensions() and suffix not in _NO_PICTURES
+    return Image.registered_extensions().get(suffix) in _FORMATS
+
+
+def open_picture(stream: str | BinaryIO) -> Image.Image:
+    """``Image.open`` of the formats that are read and of no others; the pixels are not decoded yet.
+
+    Raises ``DataError`` for another format, and what Pillow raises for a file that can't be read.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Pillow's own warning of large pictures: callers check the size themselves
+        try:
+            return Image.open(stream, formats=_known_formats())
+        except Image.UnidentifiedImageError as error:
+            raise DataError(f"no {', '.join(PICTURE_FORMATS)} file") from error
+
+
+def check_format(image: Image.Image) -> None:
+    """Raises ``DataError`` for an opened file of a format that is not read, whose pixels may take another program to decode."""
+    if isinstance(image, ImageFile.ImageFile) and image.format not in _FORMATS:
+        raise DataError(f"of format {image.format}; {', '.join(PICTURE_FORMATS)} are read")
+
+
+@functools.lru_cache(maxsize=1)
+def _known_formats() -> tuple[str, ...]:
+    """The formats of ours that this build of Pillow has."""
+    Image.init()
+    return tuple(name for name in _FORMATS if name in Image.OPEN)
 
 
 def is_picture(content: bytes) -> bool:
-    """Whether bytes begin as a picture file that Pillow opens, whatever it is called."""
+    """Whether bytes begin as a picture file of a format that is read, whatever it is called."""
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            Image.open(io.BytesIO(content)).close()
+        open_picture(io.BytesIO(content)).close()
     except Exception:  # Pillow's plug-ins raise of every kind on bytes that are no picture of theirs
         return False
     return True
@@ -77,13 +103,23 @@ def to_rgb(image: Image.Image) -> Image.Image:
 
 
 def _deep_grey(image: Image.Image) -> Image.Image:
-    values = np.asarray(image, dtype=np.float64)
-    if image.mode == "F":
-        top = 1.0 if values.size == 0 or float(np.nanmax(values)) <= 1.0 else 255.0
-    else:
-        top = 65535.0
-    scaled = np.nan_to_num(values / top, nan=0.0, posinf=1.0, neginf=0.0)
-    return Image.fromarray((np.clip(scaled, 0.0, 1.0) * 255.0 + 0.5).astype(np.uint8))
+    """Grey of 16 bits, 32 bits or floats in 8 bits, a band of rows at a time: a large picture in float64 takes gigabytes."""
+    width, height = image.size
+    rows = max(1, _BAND // max(1, width))
+    tops = [_top(np.asarray(image.crop((0, row, width, min(row + rows, height))))) for row in range(0, height, rows)]
+    top, grey = max(tops, default=1.0), np.empty((height, width), np.uint8)
+    for row in range(0, height, rows):
+        values = np.asarray(image.crop((0, row, width, min(row + rows, height))), dtype=np.float64)
+        scaled = np.nan_to_num(values / top, nan=0.0, posinf=1.0, neginf=0.0)
+        grey[row : row + rows] = np.clip(scaled, 0.0, 1.0) * 255.0 + 0.5
+    return Image.fromarray(grey)
+
+
+def _top(values: NDArray[Any]) -> float:
+    """What is white: 65535 of whole numbers; of floats 1 where none is larger, else 255."""
+    if not np.issubdtype(values.dtype, np.floating):
+        return 65535.0
+    return 255.0 if bool((values > 1.0).any()) else 1.0
 
 
 def limit_size(size: tuple[int, int], min_pixels: int | None, max_pixels: int | None) -> tuple[int, int]:

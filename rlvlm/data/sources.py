@@ -27,7 +27,7 @@ from rlvlm.data.jobs import fingerprints
 from rlvlm.data.listings import refuse_listing
 from rlvlm.data.media import PictureLimits
 from rlvlm.data.records import FORMATS, as_record, column_of, format_of, rename
-from rlvlm.errors import ConfigError, DataError, nearest
+from rlvlm.errors import ConfigError, DataError, nearest, printable
 from rlvlm.registry import Registry
 
 SOURCES = Registry(
@@ -71,7 +71,7 @@ class Source:
     def __init__(
         self, config: SourceConfig, rows: Sequence[Mapping[str, Any]], name: str, files: Sequence[str] = ()
     ) -> None:
-        self.config, self.name, self._rows, self._files = config, name, rows, tuple(files)
+        self.config, self.name, self._rows, self._files = config, printable(name), rows, tuple(files)
         self._picked = None if config.rows is None else _read_picked(config.rows, len(rows))
         self._length = len(rows if self._picked is None else self._picked)
         if config.limit is not None:

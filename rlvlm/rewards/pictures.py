@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rlvlm.errors import RewardError
+from rlvlm.errors import DataError, RewardError
 
 
 def first_handle(images: Any, rule: str) -> Any:
@@ -21,17 +21,17 @@ def first_handle(images: Any, rule: str) -> Any:
 
 def decode(handle: Any) -> Any:
     """A picture as an RGB PIL image; what is no picture raises ``RewardError``."""
-    from PIL import Image
+    from rlvlm.data.pixels import open_picture
 
     try:
         if hasattr(handle, "decode") and not isinstance(handle, (bytes, bytearray)):
             return handle.decode()
         if isinstance(handle, (bytes, bytearray)):
-            return Image.open(io.BytesIO(handle)).convert("RGB")
+            return open_picture(io.BytesIO(handle)).convert("RGB")
         if isinstance(handle, (str, Path)):
-            return Image.open(handle).convert("RGB")
+            return open_picture(str(handle)).convert("RGB")
         return handle.convert("RGB")
-    except (OSError, ValueError, AttributeError, SyntaxError) as error:
+    except (DataError, OSError, ValueError, AttributeError, SyntaxError) as error:
         raise RewardError(f"a picture can't be read ({type(error).__name__}: {error}).") from error
 
 

@@ -168,9 +168,9 @@ def _sample(entry: Mapping[str, Any]) -> Sample:
 
 
 def _png(picture: Any) -> bytes:
-    from PIL import Image  # not at the top: reading samples back needs no imaging
+    from rlvlm.data.pixels import open_picture  # not at the top: reading samples back needs no imaging
 
-    image = Image.open(io.BytesIO(picture)) if isinstance(picture, bytes) else picture
+    image = open_picture(io.BytesIO(picture)) if isinstance(picture, bytes) else picture
     image = image.convert("RGB")
     image.thumbnail((MAX_SIDE, MAX_SIDE))
     buffer = io.BytesIO()

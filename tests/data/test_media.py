@@ -10,14 +10,17 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from PIL import Image
+from PIL import EpsImagePlugin, Image
 
+from rlvlm.data import pixels
+from rlvlm.data.config import DataConfig
 from rlvlm.data.media import Picture, PictureLimits
-from rlvlm.data.pixels import limit_size
-from rlvlm.errors import DataError
+from rlvlm.data.pixels import is_picture, is_picture_name, limit_size, to_rgb
+from rlvlm.errors import ConfigError, DataError
 from tests.data.helpers import png
 
 
@@ -176,3 +179,62 @@ def test_the_key_tells_content_and_limits_apart_and_nothing_else(tmp_path: Path)
     assert by_path.key != Picture(png(), PictureLimits(max_pixels=100)).key
     red, blue = Image.new("RGB", (4, 4), "red"), Image.new("RGB", (4, 4), "blue")
     assert Picture(red).key == Picture(red.copy()).key != Picture(blue).key
+
+
+EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\n(x) print\nshowpage\n%%EOF\n"
+
+
+def test_eps_never_starts_ghostscript(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(EpsImagePlugin, "Ghostscript", lambda *of, **also: pytest.fail("Ghostscript was started"))
+    (tmp_path / "a.png").write_bytes(EPS)
+    assert not is_picture(EPS)
+    assert not is_picture_name("a.eps")
+    for source in (EPS, str(tmp_path / "a.png"), Image.open(io.BytesIO(EPS))):
+        picture = Picture(source)
+        for read in (picture.decode, lambda picture=picture: picture.size):
+            with pytest.raises(DataError, match=r"PNG, JPEG, .* (file|are read)"):
+                read()
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "GIF", "WEBP", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF", "ICO"])
+def test_formats_that_are_read(kind: str) -> None:
+    buffer = io.BytesIO()
+    Image.new("RGB", (32, 32), (200, 30, 30)).save(buffer, kind)
+    assert is_picture(buffer.getvalue())
+    assert Picture(buffer.getvalue()).decode().size == (32, 32)
+
+
+@pytest.mark.parametrize("kind", ["PSD", "FITS", "PCX", "SGI", "MSP", "XBM", "DDS", "IM", "SPIDER"])
+def test_formats_that_are_not_meant_are_never_opened(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[str] = []
+    Image.init()
+    factory, _ = Image.OPEN[kind]
+    monkeypatch.setitem(Image.OPEN, kind, (lambda *of: tried.append(kind) or factory(*of), None))
+    with pytest.raises(DataError):
+        _ = Picture(b"no such picture, whatever it is called").size
+    assert not tried
+
+
+def test_the_default_bound_refuses_a_hundred_megapixels_before_decoding_and_none_above_pillows_own_can_be_set() -> None:
+    buffer = io.BytesIO()
+    Image.new("1", (10_000, 10_000)).save(buffer, "PNG")
+    with pytest.raises(DataError, match=r"data.max_decode_pixels allows 89478485"):
+        _ = Picture(buffer.getvalue()).size
+    assert Picture(buffer.getvalue(), PictureLimits(max_decode_pixels=100_000_000)).size == (10_000, 10_000)
+    with pytest.raises(ConfigError, match=r"max_decode_pixels.*between 1 and 178956970"):
+        DataConfig(max_decode_pixels=178_956_971)
+
+
+@pytest.mark.parametrize("dtype", [np.uint16, np.int32, np.float32])
+def test_deep_grey_by_bands_is_what_it_is_at_once(dtype: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    values = np.random.default_rng(0).integers(0, 65536, (37, 11)).astype(dtype)
+    if dtype is np.float32:
+        values = values / 256
+        values[3, 3] = np.nan
+    image = Image.fromarray(values)
+    whole = np.asarray(to_rgb(image))
+    monkeypatch.setattr(pixels, "_BAND", 20)
+    assert (np.asarray(to_rgb(image)) == whole).all()
+    top = 255 if dtype is np.float32 else 65535
+    expected = np.floor(np.clip(np.nan_to_num(values.astype(np.float64)) / top, 0, 1) * 255 + 0.5)
+    assert (whole[..., 0] == expected).all()

@@ -15,7 +15,17 @@ from rlvlm.errors import DataError
 _BLOCK = 512
 _EMPTY, _BLANKS = bytes(_BLOCK), b" " * 8
 _NEAR, _WINDOW = 1 << 15, 1 << 18  # bytes: members up to so far apart are looked at through windows of that size
-_REGULAR, _OLD_REGULAR, _GNU_LONG_NAME, _PAX = b"0", b"\0", b"L", b"x"
+_FILES = (b"0", b"\0", b"7")
+_GNU_LONG_NAME, _PAX, _SPARSE = b"L", b"x", b"S"
+_WITHOUT_CONTENT = (
+    b"1",
+    b"2",
+    b"3",
+    b"4",
+    b"5",
+    b"6",
+)  # links, devices, folders: a size that they state counts for nothing
+_LONGEST_NOTE = 1 << 20  # bytes of a long name or of pax fields
 Member = tuple[str, int, int]
 
 
@@ -95,23 +105,34 @@ def tar_members(path: str) -> Iterator[Member]:
     total = os.path.getsize(path)
     with open(path, "rb") as file:
         header_at = _Window(file.fileno()).at
-        place, name, long_name = 0, "", None
+        place, name = 0, ""
+        fields: dict[str, bytes] = {}  # of the member that comes next
         while place + _BLOCK <= total:
             header = header_at(place)
             if header == _EMPTY:
                 return
             name, size, kind = _read_header(path, header, place)
             place += _BLOCK
-            if place + size > total:
-                raise DataError(f"{path}: cut off inside member '{name}'; the tar is not whole.")
-            if kind == _GNU_LONG_NAME:
-                long_name = os.pread(file.fileno(), size, place).rstrip(b"\0").decode()
-            elif kind == _PAX:
-                long_name = _pax_path(os.pread(file.fileno(), size, place)) or long_name
+            if kind in (_GNU_LONG_NAME, _PAX):
+                if size > _LONGEST_NOTE or place + size > total:
+                    raise DataError(f"{path}: the long name at byte {place} takes {size} bytes; the tar is broken.")
+                note = os.pread(file.fileno(), size, place)
+                if kind == _PAX:
+                    fields.update(_pax_fields(path, note, place))
+                else:
+                    fields["path"] = note.partition(b"\0")[0]
             else:
-                if kind in (_REGULAR, _OLD_REGULAR):
-                    yield long_name or name, place, size
-                long_name = None
+                name = _text(fields["path"]) if "path" in fields else name
+                size = 0 if kind in _WITHOUT_CONTENT else _pax_size(path, fields, size, place)
+                if place + size > total:
+                    raise DataError(f"{path}: cut off inside member '{name}'; the tar is not whole.")
+                if kind == _SPARSE or any(field.startswith("GNU.sparse") for field in fields):
+                    raise DataError(
+                        f"{path}: member '{name}' is sparse, which is not read; write the tar without --sparse."
+                    )
+                if kind in _FILES:
+                    yield name, place, size
+                fields = {}
             place += -(-size // _BLOCK) * _BLOCK
         behind = f"behind member '{name}'" if name else "before the first member"
         raise DataError(f"{path}: cut off {behind}, where an end mark should stand; the tar is not whole.")
@@ -140,26 +161,52 @@ def _read_header(path: str, header: bytes, place: int) -> tuple[str, int, bytes]
         size, stated = 0, -1
     # the checksum is the sum of the header's bytes, its own field read as blanks; the low half of Adler-32 is 1 + the sum
     found = zlib.adler32(header[156:], zlib.adler32(_BLANKS, zlib.adler32(header[:148]))) & 0xFFFF
-    if found != (1 + stated) % 65521:
+    if len(header) < _BLOCK or found != (1 + stated) % 65521:
         raise DataError(
             f"{path}: no tar header at byte {place}; the tar is broken, or compressed (unpack it first: rows are read in place)."
         )
-    name = header[:100].partition(b"\0")[0].decode("utf-8", "replace")
+    if size < 0:
+        raise DataError(f"{path}: the member at byte {place} states a size of {size} bytes; the tar is broken.")
+    name = _text(header[:100].partition(b"\0")[0])
     if header[345] and header[257:263] == b"ustar\0":
-        prefix = header[345:500].rstrip(b"\0").decode("utf-8", "replace")
+        prefix = _text(header[345:500].rstrip(b"\0"))
         name = f"{prefix}/{name}"
     return name, size, header[156:157]
 
 
+def _text(name: bytes) -> str:
+    """A name as text; bytes that are no UTF-8 are written ``\\xff``, so that different names stay different."""
+    return name.decode("utf-8", "backslashreplace")
+
+
 def _number(field: bytes) -> int:
-    return int.from_bytes(field[1:], "big") if field[0] & 0x80 else int(field.strip(b"\0 ") or b"0", 8)
+    if field[0] & 0x80:  # base 256, a two's complement behind the mark
+        return int.from_bytes(field[1:], "big") - (1 << 8 * (len(field) - 1) if field[0] == 0xFF else 0)
+    return int(field.partition(b"\0")[0].strip() or b"0", 8)
 
 
-def _pax_path(content: bytes) -> str | None:
-    while content:
-        length = int(content.partition(b" ")[0])
-        key, _, value = content[: length - 1].partition(b" ")[2].partition(b"=")
-        if key == b"path":
-            return value.decode()
-        content = content[length:]
-    return None
+def _pax_fields(path: str, content: bytes, place: int) -> dict[str, bytes]:
+    """Pax fields, each ``length key=value`` and a line end, the length that of all of it."""
+    fields: dict[str, bytes] = {}
+    while content.strip(b"\0"):
+        digits, _, rest = content.partition(b" ")
+        length = int(digits) if digits.isdigit() and len(digits) < 12 else 0
+        if not len(digits) + 1 < length <= len(content):
+            raise DataError(
+                f"{path}: the pax field at byte {place} states a length of {digits[:20].decode('ascii', 'backslashreplace')!r}, and "
+                f"{len(content)} bytes are left; the tar is broken."
+            )
+        key, _, value = rest[: length - len(digits) - 2].partition(b"=")
+        fields[_text(key)] = value
+        content, place = content[length:], place + length
+    return fields
+
+
+def _pax_size(path: str, fields: dict[str, bytes], size: int, place: int) -> int:
+    if "size" not in fields:
+        return size
+    if not (fields["size"].isdigit() and len(fields["size"]) < 20):
+        raise DataError(
+            f"{path}: the member at byte {place} states a size of {_text(fields['size'][:20])!r}; the tar is broken."
+        )
+    return int(fields["size"])

@@ -1,7 +1,7 @@
 """WebDataset tars as lazy sequences of rows: members that share a base name are one row.
 
 Only the places of the members are kept. A row holds the fields of its ``json`` member; ``txt`` is its caption, and its
-picture members, of any suffix that Pillow opens and in the order of their names, are its ``images``. In a tar that
+picture members, of any suffix of a picture format that is read and in the order of their names, are its ``images``. In a tar that
 ``rlvlm data pack`` wrote, a row is a whole packed bin.
 """
 
@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rlvlm.data.files.tar_index import TarIndex
+from rlvlm.data.identity import check_unchanged, stamp
 from rlvlm.data.pixels import is_picture, is_picture_name, is_video_name
 from rlvlm.data.sources import register_source
 from rlvlm.errors import DataError
@@ -26,7 +27,9 @@ class TarRows(Sequence[dict[str, Any]]):
 
     def __init__(self, path: str) -> None:
         self.path = path
+        self._stamp = stamp(path)
         self._index = TarIndex(path)
+        check_unchanged(path, self._stamp)
 
     def __len__(self) -> int:
         return len(self._index)
@@ -61,8 +64,11 @@ class TarRows(Sequence[dict[str, Any]]):
 
     def files(self, row: int) -> dict[str, bytes]:
         """The members of a row: extension (all behind the first dot) to content."""
+        check_unchanged(self.path, self._stamp)
         with open(self.path, "rb") as file:
-            return {extension: os.pread(file.fileno(), size, start) for extension, start, size in self._index[row]}
+            files = {extension: os.pread(file.fileno(), size, start) for extension, start, size in self._index[row]}
+        check_unchanged(self.path, self._stamp)  # what was read is of the file that was indexed
+        return files
 
     def _parsed(self, content: bytes, row: int) -> dict[str, Any]:
         try:

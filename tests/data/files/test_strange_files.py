@@ -185,3 +185,95 @@ def test_whatever_pillow_raises_is_a_fault_of_the_row(raised: Exception, monkeyp
     monkeypatch.setattr(Image, "open", fails)
     with pytest.raises(DataError, match="row 1: picture of .* is no picture that can be read"):
         Picture(png(), origin="row 1").decode()
+
+
+def tar_header(name: bytes, size: bytes, kind: bytes = b"0") -> bytes:
+    """A header by hand, with a right checksum whatever it states."""
+    header = bytearray(512)
+    header[: len(name)] = name
+    header[124 : 124 + len(size)] = size
+    header[156:157] = kind
+    header[257:265] = b"ustar\x0000"
+    header[148:156] = b" " * 8
+    header[148:156] = b"%06o\0 " % sum(header)
+    return bytes(header)
+
+
+END = bytes(1024)
+SMALL = b"00000000001\0"
+NEGATIVE = b"\xff" * 11 + b"\x00"  # base 256: -256
+
+
+def pax(content: bytes) -> bytes:
+    return tar_header(b"PaxHeader", b"%011o\0" % len(content), b"x") + content.ljust(512, b"\0")
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (tar_header(b"a.txt", NEGATIVE) + END, "size of -256 bytes"),
+        (tar_header(b"a.txt", b"-0000001000\0") + END, "size of -512 bytes"),
+        (tar_header(b"a.txt", b"\x80" + b"\xff" * 11) + END, "cut off inside member 'a.txt'"),
+        (pax(b"0 path=a.txt\n") + tar_header(b"x", SMALL) + END, "states a length of '0'"),
+        (pax(b"-5 path=a.txt\n") + tar_header(b"x", SMALL) + END, "states a length of '-5'"),
+        (pax(b"99 path=a.txt\n") + tar_header(b"x", SMALL) + END, "states a length of '99'"),
+        (pax(b"\xb2 path=a.txt\n") + tar_header(b"x", SMALL) + END, "states a length of"),
+        (pax(b"x") + tar_header(b"x", SMALL) + END, "states a length of 'x'"),
+        (pax(b"11 size=-1\n") + tar_header(b"x.txt", SMALL) + END, "states a size of '-1'"),
+        (tar_header(b"././@LongLink", b"%011o\0" % (1 << 30), b"L") + END, "takes 1073741824 bytes"),
+        (tar_header(b"a.txt", SMALL, b"S") + END, "sparse"),
+    ],
+)
+def test_a_tar_that_states_impossible_lengths_is_refused_at_once(content: bytes, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.tar"
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=rf"a\.tar.*{said}"):
+        opened(path)
+
+
+def test_sizes_of_links_and_folders_count_for_nothing_and_a_size_in_pax_fields_counts(tmp_path: Path) -> None:
+    body = b"hello".ljust(512, b"\0")
+    content = tar_header(b"folder/", b"00000001000\0", b"5") + tar_header(b"a.link", b"00000001000\0", b"1")
+    content += pax(b"10 size=5\n") + tar_header(b"b.txt", b"00000000000\0") + body + END
+    (tmp_path / "a.tar").write_bytes(content)
+    with tarfile.open(tmp_path / "a.tar") as file:
+        assert [(entry.name, entry.size) for entry in file if entry.isreg()] == [("b.txt", 5)]
+    assert [record["caption"] for record in map(dict, (opened(tmp_path / "a.tar").raw(0),))] == ["hello"]
+
+
+def test_names_in_a_tar_that_are_no_utf8_stay_apart_and_are_valid_text(tmp_path: Path) -> None:
+    body = b"x".ljust(512, b"\0")
+    names = (b"\xff.txt", b"\xfe.txt", b"a.\xff")
+    plain = b"".join(tar_header(name, SMALL) + body for name in names)
+    long = b"15 path=\xff\xff.txt\n"
+    assert len(long) == 15
+    gnu = tar_header(b"././@LongLink", b"%011o\0" % 6, b"L") + b"\xfd.txt\0".ljust(512, b"\0")
+    (tmp_path / "a.tar").write_bytes(
+        plain + pax(long) + tar_header(b"x", SMALL) + body + gnu + tar_header(b"y", SMALL) + body + END
+    )
+    source = opened(tmp_path / "a.tar")
+    keys = [source.raw(row)["__key__"] for row in range(len(source))]
+    assert keys == ["\\xff", "\\xfe", "a", "\\xff\\xff", "\\xfd"]
+
+
+@pytest.mark.parametrize("change", ["cut", "replaced"])
+def test_a_tar_that_changes_while_it_is_read_is_refused(change: str, tmp_path: Path) -> None:
+    path = tar(tmp_path / "a.tar", {f"{row}.txt": b"x" * 2000 for row in range(4)})
+    source = opened(path)
+    assert source.raw(3)["caption"] == "x" * 2000
+    if change == "cut":
+        path.write_bytes(path.read_bytes()[:3000])
+    else:
+        tar(tmp_path / "b.tar", {f"{row}.txt": b"y" * 2000 for row in range(4)}).replace(path)
+    with pytest.raises(DataError, match=r"a\.tar: the file was replaced or changed while it was being read"):
+        source.raw(3)
+
+
+def test_names_of_files_in_a_folder_that_are_no_utf8_are_read_and_named_in_valid_text(tmp_path: Path) -> None:
+    name = tmp_path / b"\xff.jsonl".decode("utf-8", "surrogateescape")
+    name.write_text('{"problem": "q", "answer": "x"}\nnot json\n')
+    source = opened(tmp_path)
+    assert (source[0] or {})["problem"] == "q"
+    with pytest.raises(DataError) as caught:
+        source[1]
+    str(caught.value).encode()
