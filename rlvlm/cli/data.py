@@ -276,10 +276,14 @@ def _add_select(verbs: Any) -> None:
     parser.add_argument("--limit", type=int, help="only the first so many records")
     parser.add_argument("--shard", default="0/1", help="this process's share of the answers, as 0/4 … 3/4")
     rules = parser.add_argument_group("rules; all must hold")
-    rules.add_argument("--k", type=int, help="of pass@k; the number of answers by default")
+    rules.add_argument("--k", type=int, help="of pass@k; by default the number of answers of each prompt")
     rules.add_argument(
         "--success", type=float, default=1.0, help="score of the accuracy rule from which an answer is right"
     )
+    rules.add_argument(
+        "--widest", action="store_true", help="of these, the --count with the widest gap of pass@k over pass@1"
+    )
+    rules.add_argument("--count", type=int, help="how many prompts --widest keeps")
     rules.add_argument("--min-pass-k", type=float, default=0.5)
     rules.add_argument("--max-pass-1", type=float, default=0.75)
     rules.add_argument("--keep-solved", action="store_true", help="keep prompts that are always answered right")
@@ -296,7 +300,12 @@ def _select(arguments: argparse.Namespace) -> int:
     from rlvlm.data.selection import SelectionRules, read_answers, read_scores, select
     from rlvlm.errors import ConfigError
 
+    if arguments.widest != (arguments.count is not None):
+        raise ConfigError(
+            "--widest and --count go together: --widest --count 1000 keeps the 1000 prompts with the widest gap."
+        )
     rules = SelectionRules(
+        widest=arguments.count,
         k=arguments.k,
         min_pass_k=arguments.min_pass_k,
         max_pass_1=arguments.max_pass_1,

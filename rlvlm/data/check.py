@@ -193,6 +193,10 @@ def as_text(report: CheckReport) -> str:
         least, middle, _, most = quantiles(areas)
         common = ", ".join(f"{w}x{h} ({count:,})" for (w, h), count in report.sizes.most_common(3))
         lines.append(f"sizes     {least:,} to {most:,} pixels, median {middle:,}; most often {common}")
+    if report.unit == "characters":
+        lines.append(
+            "          without --model neither tokens nor whether the model takes pictures of these sizes were checked"
+        )
     if report.lengths:
         least, middle, high, most = quantiles(report.lengths)
         lines.append(f"{report.unit:<9} min {least:,}, median {middle:,}, 95 % below {high:,}, max {most:,}")

@@ -28,12 +28,11 @@ from rlvlm.data.prompts import (
     with_parts,
     with_system,
 )
-from rlvlm.data.records import is_filled, is_text
+from rlvlm.data.records import SAYING_KEYS, is_filled, is_text
 from rlvlm.errors import DataError
 
 _LOG = logging.getLogger("rlvlm.data")
 _SENTINEL = "The answer stands here."
-_SAID_KEYS = {"tool_calls", "function_call", "reasoning_content"}
 _LOSS_KEYS = ("loss_mask", "loss", "weight")
 
 
@@ -148,7 +147,7 @@ def _is_learned(turn: Mapping[str, Any]) -> bool:
 
 def _check_written(messages: Messages, rendered: str, tokenizer: Any) -> None:
     """Raises ``DataError`` where the last turn says something in a key that the chat template does not write."""
-    for key in _SAID_KEYS & messages[-1].keys():
+    for key in SAYING_KEYS & messages[-1].keys():
         without = [*messages[:-1], {name: value for name, value in messages[-1].items() if name != key}]
         if str(tokenizer.apply_chat_template(without, tokenize=False, add_generation_prompt=False)) == rendered:
             raise DataError(
@@ -234,7 +233,7 @@ def _plain_pieces(turns: Messages, tokenizer: Any, placeholder: str) -> list[tup
         if turn["role"] != "assistant":
             pieces.append((text, -1))
             continue
-        if lost := sorted(_SAID_KEYS & turn.keys()):
+        if lost := sorted(SAYING_KEYS & turn.keys()):
             raise DataError(
                 f"an assistant's turn has '{lost[0]}', which takes a chat template to write; the tokenizer has none."
             )

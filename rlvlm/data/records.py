@@ -55,7 +55,7 @@ register_format = FORMATS.register
 
 _PROBLEM_COLUMNS = ("problem", "question", "query", "instruction", "prompt")
 _PART_PICTURES = ("image", "image_url", "url", "path", "bytes", "base64")
-_SAYING_KEYS = {"tool_calls", "function_call", "reasoning_content"}
+SAYING_KEYS = {"tool_calls", "function_call", "reasoning_content"}
 """Keys of a message that say something where its content is empty."""
 _ANSWER_COLUMNS = ("answer", "solution", "ground_truth")
 
@@ -137,6 +137,11 @@ def _check(record: dict[str, Any], origin: str) -> None:
         raise DataError(
             f"{origin}: the row holds videos or audio (column '{moving}'), which are not read; leave such rows out with 'where'."
         )
+    for name, value in record.items():
+        if not _is_unicode(value):
+            raise DataError(
+                f"{origin}: the column '{name}' holds half of a surrogate pair, which is no valid text: {value!r:.60}."
+            )
     record["images"] = picture_list(record.get("images"))
     if not record["images"]:
         _check_no_pictures(record, origin)
@@ -158,8 +163,7 @@ def _check_no_pictures(record: Mapping[str, Any], origin: str) -> None:
     for name, value in record.items():
         if name not in _NO_PICTURES and not name.endswith("_id") and _is_picture(value):
             raise DataError(
-                f"{origin}: the column '{name}' holds a picture and is not read; set the source's 'columns: {{images: {name}}}', or "
-                "format: flat with another name where the row is meant without it."
+                f"{origin}: the column '{name}' holds a picture and is not read; set the source's 'columns: {{images: {name}}}'."
             )
 
 
@@ -244,6 +248,15 @@ def is_text(value: Any) -> bool:
     return True
 
 
+def _is_unicode(value: Any) -> bool:
+    """Whether every text in a value, however deep, is one that can be written to a file."""
+    if isinstance(value, str):
+        return is_text(value)
+    if isinstance(value, Mapping):
+        return all(_is_unicode(name) and _is_unicode(held) for name, held in value.items())
+    return not isinstance(value, (list, tuple)) or all(_is_unicode(one) for one in value)
+
+
 def picture_list(value: Any) -> list[Any]:
     """A picture column as a list: nothing, one picture (a string is one, not its letters), or several."""
     if value is None:
@@ -310,7 +323,7 @@ def flatten_content(messages: Any) -> tuple[list[dict[str, Any]], list[Slot]]:
     slots: list[Slot] = []
     for message in messages:
         kept = {str(name): value for name, value in message.items() if is_filled(value)}
-        text, found = _content(message.get("content"), calls=bool(kept.keys() & _SAYING_KEYS))
+        text, found = _content(message.get("content"), calls=bool(kept.keys() & SAYING_KEYS))
         slots += found
         flat.append({**kept, "role": str(message["role"]), "content": text})
     return flat, slots
@@ -362,7 +375,7 @@ def _is_messages(value: Any) -> bool:
         and all(
             isinstance(turn, Mapping)
             and is_text(turn.get("role"))
-            and ("content" in turn or any(is_filled(turn.get(name)) for name in _SAYING_KEYS))
+            and ("content" in turn or any(is_filled(turn.get(name)) for name in SAYING_KEYS))
             for turn in value
         )
     )

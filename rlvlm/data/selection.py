@@ -10,7 +10,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from rlvlm.data.progress import Progress
 from rlvlm.data.selection_report import selection_page
 from rlvlm.data.sources import open_source
 from rlvlm.data.workers import Chunk, plan_chunks, run_chunks
-from rlvlm.errors import ConfigError, DataError
+from rlvlm.errors import ConfigError, DataError, printable
 
 CHUNK = 64  # prompts whose answers are one part of the job
 _SIDES = (0.0, 1.0)
@@ -53,7 +53,8 @@ class SelectionRules:
     """Which prompts are kept. All rules that are set must hold.
 
     Attributes:
-        k: of pass@k; ``None`` takes as many as there are answers.
+        k: of pass@k; a prompt with fewer answers is left out and counted. ``None`` takes as many as each prompt has answers.
+        widest: of the prompts that pass, only the so many with the widest gap of pass@k over pass@1, equal gaps by row.
         min_pass_k, max_pass_1: latent ability: pass@k at least, pass@1 at most.
         drop_solved, drop_hopeless: leave out prompts that are always, or never, answered right.
         window: mean rewards strictly between these are kept; ``None`` for no window.
@@ -69,6 +70,7 @@ class SelectionRules:
     window: tuple[float, float] | None = None
     window_by: str | None = None
     windows: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    widest: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("min_pass_k", "max_pass_1"):
@@ -76,6 +78,8 @@ class SelectionRules:
                 raise ConfigError(f"{name} is a share between 0 and 1, got {getattr(self, name)}.")
         if self.k is not None and self.k < 1:
             raise ConfigError(f"k of pass@k is at least 1, got {self.k}.")
+        if self.widest is not None and self.widest < 1:
+            raise ConfigError(f"at least 1 prompt is kept, got --count {self.widest}.")
         for low, high in (*self.windows.values(), *([self.window] if self.window else [])):
             if low >= high:
                 raise ConfigError(f"a window of mean rewards goes from low to high, got ({low}, {high}).")
@@ -114,13 +118,18 @@ def pass_at_k(answers: int, right: int, k: int) -> float:
 def judge(answered: Answered, rules: SelectionRules) -> Verdict:
     """Applies the rules to one prompt."""
     count, right = len(answered.rewards), sum(answered.correct)
-    group = str(answered.columns.get(rules.window_by, "")) if rules.window_by else ""
+    group = printable(str(answered.columns.get(rules.window_by, ""))) if rules.window_by else ""
     if count == 0:
         nan = math.nan
         return Verdict(answered.row, 0, 0, nan, nan, nan, nan, False, "no scored answer", group)
     pass_1 = right / count
-    pass_k = pass_at_k(count, right, min(rules.k or count, count))
     mean = math.fsum(answered.rewards) / count
+    if rules.k is not None and rules.k > count:
+        nan = math.nan
+        return Verdict(
+            answered.row, count, right, pass_1, nan, nan, mean, False, f"fewer than {rules.k} answers", group
+        )
+    pass_k = pass_at_k(count, right, rules.k or count)
     reason = _reason(pass_1, pass_k, mean, rules, rules.windows.get(group, rules.window))
     gap = pass_k - pass_1
     return Verdict(answered.row, count, right, pass_1, pass_k, gap, mean, reason == "kept", reason, group)
@@ -180,17 +189,25 @@ def collect_answers(
 
 
 def _answer_chunk(task: AnswerTask, chunk: Chunk) -> None:
-    lines = [json.dumps(asdict(one), ensure_ascii=False, default=str) for one in task.answer(chunk.start, chunk.end)]
+    lines = [json.dumps(asdict(one), default=str) for one in task.answer(chunk.start, chunk.end)]
     write_atomic(chunk.target, "".join(f"{line}\n" for line in lines).encode())
 
 
 def read_answers(folder: str | Path) -> Iterable[Answered]:
     """The answers that :func:`collect_answers` wrote, in the order of the source."""
     for part in sorted((Path(folder) / "parts").glob("*.jsonl")):
-        for line in part.read_text(encoding="utf-8").splitlines():
-            held = json.loads(line)
-            lists = {name: tuple(held[name]) for name in ("rewards", "correct", "completions")}
-            yield Answered(held["row"], **lists, columns=held["columns"])
+        for number, line in enumerate(part.read_bytes().split(b"\n")):
+            if not line:
+                continue
+            try:
+                held = json.loads(line)
+                lists = {name: tuple(held[name]) for name in ("rewards", "correct", "completions")}
+                answered = Answered(held["row"], **lists, columns=held["columns"])
+            except (ValueError, KeyError, TypeError) as error:
+                raise DataError(
+                    f"{part}, row {number}: no answers that can be read ({error}); remove that file, and its prompts are answered again."
+                ) from error
+            yield answered
 
 
 def read_scores(path: str, success: float = 1.0) -> Iterable[Answered]:
@@ -211,12 +228,19 @@ def read_scores(path: str, success: float = 1.0) -> Iterable[Answered]:
 
 def _scored(row: Mapping[str, Any], number: int, origin: str, success: float) -> Answered:
     scores, own = row.get("scores"), row.get("row", number)
-    if not isinstance(scores, Sequence) or not all(isinstance(s, (int, float)) and math.isfinite(s) for s in scores):
-        raise DataError(f"{origin}: 'scores' is a list of finite numbers, got {scores!r}.")
+    if not isinstance(scores, Sequence) or not all(map(_is_score, scores)):
+        raise DataError(f"{origin}: 'scores' is a list of finite numbers, got {scores!r:.80}.")
     if not isinstance(own, int) or own < 0:
         raise DataError(f"{origin}: 'row' is the number of a row of the data, from 0, got {own!r}.")
     others = {name: value for name, value in row.items() if name != "scores"}
     return Answered(own, tuple(map(float, scores)), tuple(score >= success for score in scores), columns=others)
+
+
+def _is_score(value: Any) -> bool:
+    try:
+        return isinstance(value, (int, float)) and math.isfinite(value)
+    except OverflowError:  # a whole number beyond every float
+        return False
 
 
 def select(answers: Iterable[Answered], rules: SelectionRules, folder: str | Path) -> dict[str, Any]:
@@ -237,13 +261,21 @@ def select(answers: Iterable[Answered], rules: SelectionRules, folder: str | Pat
             examples[verdict.reason].append(answered)
     if rules.window_by is not None and verdicts and not with_column:
         raise ConfigError(f"window_by is '{rules.window_by}', a column that none of the {len(verdicts)} prompts has.")
+    counts = Counter(verdict.answers for verdict in verdicts)
+    if rules.k is not None and verdicts and max(counts) < rules.k:
+        raise ConfigError(
+            f"pass@{rules.k} takes {rules.k} answers to a prompt, and none of {len(verdicts)} prompts has more than {max(counts)}; lower "
+            "--k, or answer more often (rollout.n)."
+        )
+    verdicts = _only_widest(verdicts, rules.widest)
     kept = [verdict for verdict in verdicts if verdict.kept]
     reasons = Counter(verdict.reason for verdict in verdicts)
-    scored = [verdict for verdict in verdicts if verdict.answers]
+    scored = [verdict for verdict in verdicts if not math.isnan(verdict.pass_k)]
     report = {
         "prompts": len(verdicts),
         "kept": len(kept),
         "reasons": dict(reasons.most_common()),
+        "prompts_by_answers": dict(sorted(counts.items())),
         **{
             f"mean_{name}": _mean([getattr(v, name) for v in scored])
             for name in ("pass_1", "pass_k", "gap", "mean_reward")
@@ -258,9 +290,21 @@ def select(answers: Iterable[Answered], rules: SelectionRules, folder: str | Pat
     write_atomic(out / "scores.parquet", lambda path: pq.write_table(table, path))
     picked = pa.table({"row": pa.array([verdict.row for verdict in kept], pa.int64())})
     write_atomic(out / "picked.parquet", lambda path: pq.write_table(picked, path))
-    write_atomic(out / "report.html", selection_page(report, verdicts, examples).encode())
+    write_atomic(out / "report.html", printable(selection_page(report, verdicts, examples)).encode())
     write_atomic(out / "report.json", json.dumps(report, indent=1).encode())
     return report
+
+
+def _only_widest(verdicts: list[Verdict], count: int | None) -> list[Verdict]:
+    """Leaves out all but ``count`` of the kept prompts: those with the widest gap, equal ones by row."""
+    if count is None:
+        return verdicts
+    by_gap = sorted((verdict for verdict in verdicts if verdict.kept), key=lambda verdict: (-verdict.gap, verdict.row))
+    narrow = {verdict.row for verdict in by_gap[count:]}
+    return [
+        replace(verdict, kept=False, reason="gap narrower") if verdict.kept and verdict.row in narrow else verdict
+        for verdict in verdicts
+    ]
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,7 @@ def selection_page(
     report: Mapping[str, Any], verdicts: Sequence[Verdict], examples: Mapping[str, Sequence[Answered]]
 ) -> str:
     """Counts by reason and group, histograms, the plane of pass@1 and pass@k, and some prompts of each reason."""
-    scored = [verdict for verdict in verdicts if verdict.answers]
+    scored = [verdict for verdict in verdicts if not math.isnan(verdict.pass_k)]
     kept = [verdict.kept for verdict in scored]
     rewards = [verdict.mean_reward for verdict in scored]
     low, high = min(rewards, default=0.0), max(rewards, default=1.0)

@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ from rlvlm.data.config import DataConfig
 from rlvlm.data.jobs import Job
 from rlvlm.data.progress import Progress
 from rlvlm.data.sources import Source, open_sources
+from rlvlm.errors import DataError
 from rlvlm.registry import load_plugins
 
 if TYPE_CHECKING:
@@ -98,6 +100,18 @@ def run_chunks(
             work(task, chunk)
             progress.add(chunk.end - chunk.start)
         return
+    try:
+        _run_parallel(work, task, pending, workers, progress)
+    except BrokenProcessPool as error:
+        raise DataError(
+            "a worker process was killed, most often since memory ran out; what is finished is kept: run the same command again, with "
+            "fewer workers if it was memory."
+        ) from error
+
+
+def _run_parallel(
+    work: Callable[[Any, Chunk], None], task: Any, pending: Sequence[Chunk], workers: int, progress: Progress
+) -> None:
     context = multiprocessing.get_context("spawn")  # torch's threads do not survive a fork
     with ProcessPoolExecutor(workers, mp_context=context, initializer=_set_task, initargs=(task,)) as pool:
         running: dict[Future[None], Chunk] = {}

@@ -67,7 +67,7 @@ def test_pass_k_of_fewer_than_all_answers_is_estimated() -> None:
     verdict = judge(answered(1), SelectionRules(k=2, min_pass_k=0.3))
     assert verdict.pass_k == pytest.approx(0.25)
     assert verdict.reason == "pass@k below"
-    assert judge(answered(1, count=2), SelectionRules(k=4)).pass_k == 1.0, "with fewer answers than k, all of them"
+    assert judge(answered(1, count=2), SelectionRules(k=4)).reason == "fewer than 4 answers", "never pass@2 as pass@4"
 
 
 def test_windows_on_the_mean_reward_by_a_column() -> None:
@@ -257,3 +257,42 @@ def test_the_command_answers_scores_and_selects_alike_in_any_shards(
             main([*base, "--out", str(tmp_path / "two"), *wrong])
     assert main([*base, "--out", str(tmp_path / "two"), "--stage", "wramup"]) == 2
     assert "did you mean 'warmup'" in capsys.readouterr().err
+
+
+def test_prompts_with_fewer_answers_than_k_are_counted_and_k_above_all_is_refused(tmp_path: Path) -> None:
+    some = [Answered(row, (1.0,) + (0.0,) * more, (True,) + (False,) * more) for row, more in enumerate((3, 7, 0))]
+    report = select(some, SelectionRules(k=8), tmp_path)
+    assert report["reasons"] == {"fewer than 8 answers": 2, "kept": 1}
+    assert report["prompts_by_answers"] == {1: 1, 4: 1, 8: 1}
+    with pytest.raises(ConfigError, match=r"pass@64 takes 64 answers .* more than 8; lower --k"):
+        select(some, SelectionRules(k=64), tmp_path)
+
+
+def test_the_widest_gaps_are_kept_and_ties_go_by_row(tmp_path: Path) -> None:
+    some = [answered(right, row=row) for row, right in ((9, 2), (4, 1), (7, 1), (1, 5), (2, 1))]
+    report = select(some, SelectionRules(widest=2), tmp_path)
+    assert pq.read_table(tmp_path / "picked.parquet")["row"].to_pylist() == [4, 2]
+    assert report["reasons"] == {"gap narrower": 3, "kept": 2}
+    assert select(some, SelectionRules(widest=50), tmp_path)["kept"] == 5
+    assert main(["data", "select", "--scores", "x", "--widest", "--out", str(tmp_path)]) == 2
+
+
+@pytest.mark.parametrize("score", ["NaN", "1" + "0" * 400, '"x"', "null"])
+def test_a_score_that_can_not_be_read_is_named(score: str, tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text(f'{{"scores": [1, 0]}}\n{{"scores": [1, {score}]}}\n')
+    with pytest.raises(DataError, match=r"a\.jsonl, row 1: 'scores' is a list of finite numbers"):
+        list(read_scores(str(tmp_path / "a.jsonl")))
+
+
+def test_half_of_a_surrogate_pair_in_scores_is_written_as_an_escape(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text(r'{"scores": [1, 0], "id": "\ud800", "problem": "\udfff"}')
+    answers = list(read_scores(str(tmp_path / "a.jsonl")))
+    assert select(answers, SelectionRules(window_by="id"), tmp_path)["prompts"] == 1
+    assert pq.read_table(tmp_path / "scores.parquet")["group"].to_pylist() == ["\\ud800"]
+
+
+def test_a_line_of_answers_that_is_broken_is_named_with_its_file(tmp_path: Path) -> None:
+    (tmp_path / "parts").mkdir()
+    (tmp_path / "parts" / "000000.jsonl").write_text('{"row": 0, "rew')
+    with pytest.raises(DataError, match=r"000000\.jsonl, row 0: no answers that can be read .* remove that file"):
+        list(selection.read_answers(tmp_path))

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from rlvlm.data.check import check_source
-from rlvlm.data.config import DataConfig
+from rlvlm.data.config import DataConfig, SourceConfig
 from rlvlm.data.loader import Loader
-from rlvlm.data.sources import open_sources
+from rlvlm.data.sources import open_source, open_sources
 from rlvlm.data.supervised import supervised_loader
 from rlvlm.errors import DataError
 from tests.data.helpers import family, png
@@ -85,3 +85,13 @@ def test_every_row_is_used_or_a_fault_by_file_and_row(tmp_path: Path, dialogues:
         next(batches)
     with pytest.raises(DataError, match=r"a\.jsonl, row \d+"):
         list(make(DataConfig(**settings), family("llava")))
+
+
+@pytest.mark.parametrize("where", ['"id": "\\ud800"', '"meta": {"a": ["\\udfff"]}', '"images": ["\\ud800.png"]'])
+def test_half_of_a_surrogate_pair_in_any_column_is_a_fault_of_its_row(where: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text(f'{{"problem": "q", "answer": "x", {where}}}\n')
+    source = open_source(SourceConfig(path=str(path)))
+    with pytest.raises(DataError, match=r"a\.jsonl, row 0: the column .* holds half of a surrogate pair") as caught:
+        source[0]
+    str(caught.value).encode()

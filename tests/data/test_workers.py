@@ -6,6 +6,7 @@ import io
 import json
 import multiprocessing
 import os
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -135,3 +136,13 @@ def test_progress_tells_rate_and_eta(monkeypatch: pytest.MonkeyPatch) -> None:
     assert lines[1].startswith("counting: 60/100 rows (60%), 2/s, ETA 20 s")
     assert lines[-1].startswith("counting: 100/100 rows (100%), 2/s, 40 s")
     assert [clock(seconds) for seconds in (3, 185, 7385, float("inf"))] == ["3 s", "3:05", "2:03:05", "?"]
+
+
+def _die(task: object, chunk: Chunk) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_killed_worker_is_told_in_a_sentence(tmp_path: Path) -> None:
+    chunk = Chunk(0, 0, 1, tmp_path / "0")
+    with pytest.raises(DataError, match="a worker process was killed"):
+        run_chunks(_die, None, [chunk], workers=2, progress=Progress("x", 1, quiet=True))

@@ -55,6 +55,12 @@ def nearest_concepts(
     """
     _check(pictures, names, vocabulary, k)
     unit = torch.from_numpy(np.array(names, np.float32))
+    unusable = (~unit.isfinite().all(dim=1) | ~unit.any(dim=1)).nonzero().flatten().tolist()
+    if unusable:
+        raise DataError(
+            f"the embedding of concept name '{vocabulary.texts[unusable[0]]}' (row {unusable[0]}) is NaN, infinite or all zeros, as "
+            f"{len(unusable)} of {len(unit)} are; embed these names again or take them out of the vocabulary."
+        )
     unit = unit / unit.norm(dim=1, keepdim=True).clamp_min(1e-12)
     task = _NearestTask(pictures, unit, vocabulary, k, _faiss_index(unit, vocabulary) if faiss else None)
     settings = {
@@ -63,7 +69,9 @@ def nearest_concepts(
         "k": k,
         "faiss": faiss,
         "names": _digest(unit.numpy(), vocabulary.starts),
-        "some_pictures": _digest(np.asarray(pictures[:: max(1, len(pictures) // 64)])),
+        "pictures_hash": _digest(
+            *(pictures[start : start + _PICTURES] for start in range(0, len(pictures), _PICTURES))
+        ),
     }
     job = Job(folder, settings)
     plan, pending = plan_chunks(job, len(pictures), _PICTURES, ".npy")
@@ -87,7 +95,7 @@ def _check(pictures: Floats, names: Floats, vocabulary: Vocabulary, k: int) -> N
         raise DataError(f"top_k is between 1 and the {len(vocabulary.concepts)} concepts, got {k}.")
 
 
-def _digest(*arrays: NDArray[Any]) -> str:
+def _digest(*arrays: Any) -> str:
     digest = hashlib.blake2b(digest_size=12)
     for array in arrays:
         digest.update(np.ascontiguousarray(array).tobytes())
@@ -115,11 +123,11 @@ def _search(task: _NearestTask, pictures: Tensor) -> NDArray[np.int32]:
     for first, near in _similarities(task, pictures):
         rows, columns = (near > best[:, -1:]).nonzero(as_tuple=True)
         if len(rows) > near.shape[1] * len(pictures) // 4:  # the first chunk: everything beats nothing
-            values, columns = near.topk(min(task.k, near.shape[1]), dim=1)
-            rows = torch.arange(len(pictures)).repeat_interleave(values.shape[1])
-            best, concepts = _merge(best, concepts, rows, values.flatten(), columns.flatten() + first)
-        else:
-            best, concepts = _merge(best, concepts, rows, near[rows, columns], columns + first)
+            least = near.topk(min(task.k, near.shape[1]), dim=1).values[:, -1:]
+            rows, columns = (near >= least).nonzero(
+                as_tuple=True
+            )  # all that are equal to the k-th: the smaller concept wins
+        best, concepts = _merge(best, concepts, rows, near[rows, columns], columns + first)
     return concepts.numpy().astype(np.int32)
 
 

@@ -393,3 +393,26 @@ def test_the_command_balances_given_embeddings_and_makes_its_own(
     assert not (tmp_path / "none").exists(), "said before the search"
     assert main([*base, "--out", str(tmp_path / "none")]) == 2
     assert "--clip and --source" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, 0.0])
+def test_a_concept_name_without_a_usable_embedding_is_named(value: float, tmp_path: Path) -> None:
+    names = np.eye(3, dtype=np.float32)
+    names[1] = value
+    with pytest.raises(DataError, match=r"concept name 'concept 1' \(row 1\) is NaN, infinite or all zeros, as 1 of 3"):
+        nearest_concepts(np.eye(3, dtype=np.float32), names, one_name_each(3), 1, tmp_path, quiet=True)
+
+
+def test_equally_near_concepts_go_by_their_number(tmp_path: Path) -> None:
+    names = np.ones((40, 4), np.float32)
+    found = nearest_concepts(np.ones((5, 4), np.float32), names, one_name_each(40), 7, tmp_path, quiet=True)
+    assert found.tolist() == [list(range(7))] * 5
+
+
+def test_one_changed_embedding_among_many_is_no_finished_work(tmp_path: Path) -> None:
+    pictures = np.random.default_rng(0).normal(size=(1000, 4)).astype(np.float32)
+    names = np.eye(4, dtype=np.float32)
+    nearest_concepts(pictures, names, one_name_each(4), 1, tmp_path, quiet=True)
+    pictures[501] *= -1
+    with pytest.raises(DataError, match="pictures_hash"):
+        nearest_concepts(pictures, names, one_name_each(4), 1, tmp_path, quiet=True)
