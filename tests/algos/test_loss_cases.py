@@ -1,15 +1,8 @@
-"""Faults that were reported of other libraries, one case each: ``tests/cases/loss.jsonl``.
-
-A case gives inputs, what must come out, and where it was reported. ``null`` in an input stands for NaN, in an expected
-value for "anything".
-"""
+"""Cases that the maths decides: advantages, losses, aggregation, KL."""
 
 from __future__ import annotations
 
-import json
-import math
-from collections.abc import Callable
-from pathlib import Path
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -20,35 +13,10 @@ from rlvlm.algorithm import Algorithm
 from rlvlm.algorithm_config import AlgorithmConfig
 from rlvlm.algos import ADVANTAGES, AGGREGATIONS, FILTERS, KL_ESTIMATORS, POLICY_LOSSES
 from rlvlm.batch import Batch
-from rlvlm.engines.inference.stopping import StopTable
-from rlvlm.models.families.base import SpanTable, segment_offsets
-from rlvlm.models.families.mrope import mrope_positions
-from rlvlm.models.head import token_logp
-
-CASES = [json.loads(line) for line in (Path(__file__).parent.parent / "cases/loss.jsonl").read_text().splitlines()]
-Case = dict[str, Any]
-
-
-def numbers(values: Any, dtype: torch.dtype = torch.float64) -> Tensor:
-    """A tensor in which ``null`` is NaN."""
-
-    def plain(value: Any) -> Any:
-        return [plain(item) for item in value] if isinstance(value, list) else math.nan if value is None else value
-
-    return torch.tensor(plain(values), dtype=dtype)
-
-
-def close(got: Tensor, expected: Any, case: Case) -> None:
-    """Equal to the case's tolerance wherever it expects a number."""
-    wanted = numbers(expected)
-    assert got.shape == wanted.shape
-    anything = wanted.isnan()
-    torch.testing.assert_close(
-        got.double().masked_fill(anything, 0),
-        wanted.masked_fill(anything, 0),
-        rtol=1e-9,
-        atol=case["tolerance"] or 1e-12,
-    )
+from tests.engines.inference import test_loss_cases as of_sampling
+from tests.loss_cases import CASES, Case, cases_of, close, numbers, table
+from tests.models import test_loss_cases as of_models
+from tests.roles import test_loss_cases as of_roles
 
 
 def dtype_of(x: Case) -> torch.dtype:
@@ -162,15 +130,6 @@ def counts_of(rows: list[list[float]]) -> dict[str, float]:
     return {"num_tokens": float(sum(map(len, rows))), "num_sequences": float(len(rows))}
 
 
-def accumulated_loss(x: Case, expected: Case, case: Case) -> None:
-    pieces = [piece["token_losses"] for piece in x["micro_batches"]]
-    counts = counts_of([row for rows in pieces for row in rows])
-    shares = [aggregated(x["mode"], rows, counts) for rows in pieces]
-    close(torch.stack([share for share, _ in shares]).sum(), expected["effective_loss"], case)
-    for _, gradient in shares:
-        close(gradient[0, 0], expected["weight_of_every_token"], case)
-
-
 def aggregate_loss(x: Case, expected: Case, case: Case) -> None:
     constant = {"name": "seq-mean-token-sum-norm", "length": x["constant"]}
     node = constant if x["mode"] == "constant-norm" else x["mode"]
@@ -219,86 +178,27 @@ def kl_k3_grad(x: Case, expected: Case, case: Case) -> None:
     close(logp.grad, expected["grad_logprobs"], case)
 
 
-def completion_logprobs(x: Case, expected: Case, case: Case) -> None:
-    """Entry t of log-probs speaks of token t: its state is the one before it."""
-    logits, ids, start = numbers(x["logits"], torch.float32), torch.tensor(x["input_ids"]), x["prompt_len"]
-    targets = torch.arange(start, len(ids))
-    logp, _ = token_logp(logits[targets - 1], torch.eye(logits.shape[1]), ids[targets])
-    close(logp, expected["logprobs"], {"tolerance": 1e-6})
+OPERATIONS = table(
+    group_advantage,
+    rloo_advantage,
+    drop_zero_variance_groups,
+    ppo_token_loss,
+    gspo_loss,
+    aggregate_loss,
+    aggregate_loss_with_truncation,
+    kl_k3_mean,
+    kl_k3_grad,
+)
 
 
-def shift_mask_to_targets(x: Case, expected: Case, case: Case) -> None:
-    """``loss_mask`` stands on the axis of ``input_ids``, so the mask of the targets is its tail."""
-    mask = torch.tensor([x["token_mask"]]).bool()
-    batch = Batch({"input_ids": torch.arange(mask.shape[1])[None], "loss_mask": mask})
-    targets = batch["input_ids"][:, 1:]
-    assert batch["loss_mask"][:, 1:].int().tolist() == [expected["target_mask"]]
-    assert targets[batch["loss_mask"][:, 1:]].tolist() == batch["input_ids"][mask].tolist()
-
-
-def completion_mask(x: Case, expected: Case, case: Case) -> None:
-    """A sample ends with the first stop id that it draws, whichever id pads it afterwards."""
-    ids = torch.tensor(x["completion_ids"])
-    table = StopTable(None, int(ids.max()) + 1, stop_ids=x["eos_token_ids"])
-    rows, open_rows = torch.arange(len(ids)), torch.ones(len(ids), dtype=torch.bool)
-    mask = torch.zeros_like(ids)
-    for length in range(1, ids.shape[1] + 1):
-        mask[open_rows, length - 1] = 1
-        open_rows = open_rows & ~table.stopped(ids, rows, length)
-    assert mask.tolist() == expected["mask"]
-
-
-def position_ids(x: Case, expected: Case, case: Case) -> None:
-    mask = torch.tensor(x["attention_mask"]).bool()
-    got = torch.full(mask.shape, -1).masked_scatter(mask, segment_offsets(mask.sum(1)))
-    close(got.double(), expected["position_ids"], case)
-
-
-def mrope_position_ids(x: Case, expected: Case, case: Case) -> None:
-    kinds = [kind for kind, count in x["tokens"] for _ in range(count)]
-    mask = torch.tensor([kind != "P" for kind in kinds])
-    runs = [(kind, count) for kind, count in x["tokens"] if kind != "P"]
-    starts = torch.tensor([0, *(count for _, count in runs)]).cumsum(0).tolist()
-    offsets = [start for (kind, _), start in zip(runs, starts, strict=False) if kind == "I"]
-    grid = torch.tensor(x["image_grid_thw"]).view(-1, 3) // torch.tensor(
-        [1, x["spatial_merge_size"], x["spatial_merge_size"]]
-    )
-    spans = SpanTable(
-        segment=torch.zeros(len(offsets), dtype=torch.int64),
-        offset=torch.tensor(offsets, dtype=torch.int64),
-        length=grid.prod(-1),
-        media=torch.arange(len(offsets)),
-        grid=grid,
-    )
-    positions, after = mrope_positions(mask.sum()[None], spans)
-    got = torch.full((3, len(kinds)), -1)
-    got[:, mask] = positions
-    close(got.double(), expected["position_ids_thw"], case)
-    assert after.tolist() == [expected["next_position"]]
-
-
-OPERATIONS: dict[str, Callable[[Case, Case, Case], None]] = {
-    function.__name__: function
-    for function in (
-        group_advantage,
-        rloo_advantage,
-        drop_zero_variance_groups,
-        ppo_token_loss,
-        gspo_loss,
-        accumulated_loss,
-        aggregate_loss,
-        aggregate_loss_with_truncation,
-        kl_k3_mean,
-        kl_k3_grad,
-        completion_logprobs,
-        shift_mask_to_targets,
-        completion_mask,
-        position_ids,
-        mrope_position_ids,
-    )
-}
-
-
-@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case['id']}-{case['source']}")
+@cases_of(OPERATIONS)
 def test_a_fault_reported_of_another_library(case: Case) -> None:
     OPERATIONS[case["input"]["op"]](case["input"], case["expected"], case)
+
+
+def test_every_case_is_tested_once() -> None:
+    """By one of the folders that share the cases."""
+    modules = (OPERATIONS, of_sampling.OPERATIONS, of_models.OPERATIONS, of_roles.OPERATIONS)
+    tested = Counter(name for operations in modules for name in operations)
+    assert set(tested.values()) == {1}
+    assert {case["input"]["op"] for case in CASES} == tested.keys()
