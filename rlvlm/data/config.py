@@ -35,6 +35,8 @@ class DataConfig:
         prefetch: batches prepared ahead in a thread; 0 prepares each one when it is asked for.
         cache_mb: memory for processed pictures that come again, in MiB; a run's memory grows by it until it is full, for
             training and held-out pictures each. 0 keeps none.
+        file_cache_mb: memory for decoded rows of parquet and Arrow files, all files of a process together, in MiB; what
+            is larger is unpacked to the cache folder and memory-mapped.
     """
 
     train: Any = None
@@ -54,6 +56,7 @@ class DataConfig:
     shuffle: bool = True
     prefetch: int = 1
     cache_mb: int = 256
+    file_cache_mb: int = 512
 
     def __post_init__(self) -> None:
         check_ranges(
@@ -63,7 +66,7 @@ class DataConfig:
             one_of(("stop", "skip"), "on_bad_row"),
             between(1, 178_956_970, "max_decode_pixels"),
             at_least(1, "prompts_per_step", "min_pixels", "max_pixels", "max_prompt_tokens"),
-            at_least(0, "prefetch", "cache_mb"),
+            at_least(0, "prefetch", "cache_mb", "file_cache_mb"),
         )
         least, most = self.min_pixels, self.max_pixels
         if isinstance(least, int) and isinstance(most, int) and least > most:

@@ -23,6 +23,7 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from rlvlm.data.config import DataConfig, SourceConfig, read_sources
+from rlvlm.data.files.cache import FILES
 from rlvlm.data.jobs import fingerprints
 from rlvlm.data.listings import refuse_listing
 from rlvlm.data.media import PictureLimits
@@ -138,6 +139,7 @@ class Source:
 def open_sources(config: DataConfig, split: str = "train", seed: int = 0) -> list[Source]:
     """The sources of one split, ready to be read; raises ``ConfigError`` or ``DataError`` naming the one at fault."""
     nodes = read_sources(getattr(config, split), f"data.{split}")
+    FILES.budget = config.file_cache_mb << 20
     return [open_source(node, config, split, seed) for node in nodes]
 
 

@@ -8,15 +8,14 @@ import itertools
 import json
 import os
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any
 
 import pyarrow as pa
 
+from rlvlm.data.files.cache import FILES, MAPPED
+from rlvlm.data.identity import check_unchanged, stamp
 from rlvlm.data.sources import register_source
 from rlvlm.errors import ConfigError, DataError
-
-_OPEN_FILES = 64
 
 
 class ArrowRows(Sequence[dict[str, Any]]):
@@ -24,13 +23,23 @@ class ArrowRows(Sequence[dict[str, Any]]):
 
     def __init__(self, paths: Sequence[str]) -> None:
         self.paths = list(paths)
+        self._stamps = [stamp(path) for path in self.paths]
         counts = [[batch.num_rows for batch in _map_batches(path)] for path in paths]
         self._places = [(file, batch) for file, rows in enumerate(counts) for batch in range(len(rows))]
         self._ends = list(itertools.accumulate(itertools.chain.from_iterable(counts)))
-        self._reset()
+        for path, before in zip(self.paths, self._stamps, strict=True):
+            check_unchanged(path, before)
 
-    def _reset(self) -> None:
-        self._batches = lru_cache(maxsize=_OPEN_FILES)(_map_batches)
+    def _batches(self, file: int) -> Any:
+        path = self.paths[file]
+
+        def load() -> tuple[list[pa.RecordBatch], int]:
+            check_unchanged(path, self._stamps[file])
+            batches = _map_batches(path)
+            size = sum(batch.nbytes for batch in batches)
+            return batches, size if size > self._stamps[file][1] else MAPPED  # larger than the file: it is compressed
+
+        return FILES.get((path, self._stamps[file]), load)
 
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
@@ -40,16 +49,9 @@ class ArrowRows(Sequence[dict[str, Any]]):
             raise IndexError(row)
         number = bisect.bisect_right(self._ends, row)
         file, place = self._places[number]
-        batch = self._batches(self.paths[file])[place]
+        batch = self._batches(file)[place]
         at = row - (self._ends[number - 1] if number else 0)
         return {name: column[at].as_py() for name, column in zip(batch.schema.names, batch.columns, strict=True)}
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {key: value for key, value in self.__dict__.items() if key != "_batches"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._reset()
 
 
 class PickedRows(Sequence[dict[str, Any]]):

@@ -10,6 +10,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from rlvlm.data.identity import check_unchanged, stamp
 from rlvlm.data.listings import refuse_no_rows
 from rlvlm.data.sources import register_source
 from rlvlm.errors import DataError
@@ -28,14 +29,17 @@ class JsonRows(Sequence[dict[str, Any]]):
     Reading a row parses only its own bytes and raises ``DataError`` if they are no JSON object.
     """
 
-    def __init__(self, path: str, ranges: NDArray[np.int64]) -> None:
-        self.path, self._ranges = path, ranges
+    def __init__(self, path: str, scan: Callable[[str], NDArray[np.int64]]) -> None:
+        self.path, self._stamp = path, stamp(path)
+        self._ranges = scan(path) if self._stamp[1] else np.zeros((0, 2), np.int64)
+        check_unchanged(path, self._stamp)
         self._file: BinaryIO | None = None
 
     def __len__(self) -> int:
         return len(self._ranges)
 
     def __getitem__(self, row: Any) -> Any:
+        check_unchanged(self.path, self._stamp)  # the places of rows are those of the file as it was
         if self._file is None:
             self._file = open(self.path, "rb")  # noqa: SIM115 - stays open as long as the rows are read
         try:
@@ -53,7 +57,7 @@ class JsonRows(Sequence[dict[str, Any]]):
 @register_source("jsonl")
 def jsonl(path: str) -> Sequence[dict[str, Any]]:
     """One JSON object a line; blank lines are passed over."""
-    return JsonRows(path, _ranges(path, _line_ranges))
+    return JsonRows(path, _line_ranges)
 
 
 @register_source("json")
@@ -62,11 +66,7 @@ def json_array(path: str) -> Sequence[dict[str, Any]]:
     first = _first_byte(path)
     if first == b"{":
         refuse_no_rows(path)
-    return JsonRows(path, _ranges(path, _array_ranges if first == b"[" else _line_ranges))
-
-
-def _ranges(path: str, scan: Callable[[str], NDArray[np.int64]]) -> NDArray[np.int64]:
-    return scan(path) if os.path.getsize(path) else np.zeros((0, 2), np.int64)
+    return JsonRows(path, _array_ranges if first == b"[" else _line_ranges)
 
 
 def _first_byte(path: str) -> bytes:
