@@ -205,7 +205,9 @@ def _add_balance(verbs: Any) -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--faiss", action="store_true", help="search by a flat faiss index")
     given = parser.add_argument_group("embeddings that are there")
-    given.add_argument("--pictures", help=".npy [N, D], or parquet with a column of lists")
+    given.add_argument(
+        "--pictures", help=".npy [N, D], or parquet with a column of lists; a folder or pattern joins its files by name"
+    )
     given.add_argument("--names", help=".npy [T, D] of the vocabulary's names, in its order")
     given.add_argument("--column", default="embedding", help="that column of a parquet file")
     made = parser.add_argument_group("or embeddings to be made")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import glob
+import hashlib
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +15,8 @@ import pyarrow.parquet as pq
 import torch
 from numpy.typing import NDArray
 
+from rlvlm.data.files.parquet import cache_folder
+from rlvlm.data.identity import check_unchanged, stamp
 from rlvlm.data.jobs import Job, fingerprints, write_atomic
 from rlvlm.data.media import Picture
 from rlvlm.data.progress import Progress
@@ -19,35 +24,107 @@ from rlvlm.data.workers import Chunk, SourceTask, plan_chunks, run_chunks
 from rlvlm.errors import ConfigError, DataError
 
 _CHUNK = 4096  # pictures whose embeddings are one part of the job
+_UNPACKED_ROWS = 4096  # of a parquet column at once
 
 Floats = NDArray[np.floating[Any]]
 
 
-def read_embeddings(path: str, column: str = "embedding") -> Floats:
-    """[N, D] embeddings: an ``.npy`` file, memory-mapped, or a column of equally long lists of a parquet file.
+class JoinedEmbeddings:
+    """Embeddings of several files as one [N, D], each slice read when it is asked for."""
+
+    def __init__(self, parts: Sequence[Floats]) -> None:
+        self._parts, self._ends = list(parts), np.cumsum([len(part) for part in parts])
+        self.shape, self.dtype = (int(self._ends[-1]), parts[0].shape[1]), parts[0].dtype
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows: slice) -> Floats:
+        start, end, _ = rows.indices(len(self))
+        firsts = self._ends - [len(part) for part in self._parts]
+        found = [
+            part[max(start - first, 0) : end - first]
+            for part, first, last in zip(self._parts, firsts.tolist(), self._ends.tolist(), strict=True)
+            if first < end and start < last
+        ]
+        return np.concatenate(found) if found else np.zeros((0, self.shape[1]), self.dtype)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Floats:
+        return self[:].astype(dtype or self.dtype)
+
+
+def read_embeddings(path: str, column: str = "embedding") -> Any:
+    """[N, D] embeddings, memory-mapped: an ``.npy`` file, or a column of equally long lists of a parquet file.
+
+    Args:
+        path: a file, a pattern (``shards/*.npy``) or a folder, whose files are joined in the order of their names.
 
     Raises ``DataError`` for a missing file, another shape, or values that are no numbers.
     """
-    if not Path(path).is_file():
+    parts = [_read_part(file, column) for file in _embedding_files(path)]
+    widths = {part.shape[1] for part in parts}
+    if len(widths) > 1:
+        raise DataError(f"the files of '{path}' hold embeddings of several lengths: {sorted(widths)}.")
+    return parts[0] if len(parts) == 1 else JoinedEmbeddings(parts)
+
+
+def _embedding_files(path: str) -> list[str]:
+    if Path(path).is_file():
+        return [path]
+    pattern = f"{glob.escape(path)}/*" if Path(path).is_dir() else path
+    found = sorted(name for name in glob.glob(pattern) if name.endswith((".npy", ".parquet")))
+    if not found:
         raise DataError(f"embeddings '{path}' do not exist.")
-    if path.endswith(".npy"):
-        array = _read_npy(path)
-    else:
-        try:
-            lists = pq.read_table(path, columns=[column])[column].combine_chunks()
-            lengths = np.unique(lists.value_lengths().to_numpy())
-            if len(lengths) > 1:
-                raise DataError(f"'{path}' holds embeddings of several lengths: {lengths[:4].tolist()}.")
-            array = lists.flatten().to_numpy().reshape(len(lists), -1)
-        except (OSError, KeyError, AttributeError, ValueError) as error:
-            if isinstance(error, DataError):
-                raise
-            raise DataError(f"'{path}' holds no column '{column}' of lists of numbers ({error}).") from error
+    return found
+
+
+def _read_part(path: str, column: str) -> Floats:
+    array = _read_npy(path) if path.endswith(".npy") else _read_npy(str(_unpack_column(path, column)))
     if array.ndim != 2 or not np.issubdtype(array.dtype, np.floating):
         raise DataError(
             f"'{path}' holds an array of shape {list(array.shape)} and {array.dtype}; embeddings are [N, D] floats."
         )
     return array
+
+
+def _unpack_column(path: str, column: str) -> Path:
+    """The column as an ``.npy`` file of the cache folder, written a few rows at a time: a column of 2^31 values is no Arrow array."""
+    read = stamp(path)
+    name = hashlib.blake2b(
+        f"{os.path.realpath(path)},{read},{column}".encode(errors="backslashreplace"), digest_size=10
+    )
+    target = cache_folder() / "embeddings" / f"{name.hexdigest()}.npy"
+    if target.exists():
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with pq.ParquetFile(path) as file:
+            write_atomic(target, lambda partial: _write_column(partial, file, path, column))
+    except (OSError, KeyError, AttributeError, ValueError) as error:
+        if isinstance(error, DataError):
+            raise
+        raise DataError(f"'{path}' holds no column '{column}' of lists of numbers ({error}).") from error
+    check_unchanged(path, read)
+    os.utime(target, ns=(read[2], read[2]))
+    return target
+
+
+def _write_column(target: Path, file: pq.ParquetFile, path: str, column: str) -> None:
+    array, done = np.zeros((0, 0), np.float32), 0
+    for batch in file.iter_batches(_UNPACKED_ROWS, columns=[column]):
+        lists = batch.column(column)
+        lengths = np.unique(lists.value_lengths().to_numpy(zero_copy_only=False))
+        widths = {*lengths.tolist(), *([array.shape[1]] if done else ())}
+        if len(widths) > 1:
+            raise DataError(f"'{path}' holds embeddings of several lengths: {sorted(widths)[:4]}.")
+        values = lists.flatten().to_numpy(zero_copy_only=False).reshape(len(lists), -1)
+        if not done:
+            shape = (file.metadata.num_rows, values.shape[1])
+            array = np.lib.format.open_memmap(target, "w+", values.dtype, shape)
+        array[done : done + len(values)] = values
+        done += len(values)
+    if not done:
+        save_array(array, target)
 
 
 def _read_npy(path: str) -> Floats:
