@@ -18,5 +18,5 @@ def assert_near(got: Tensor, wanted: Tensor, *, within: float = 1e-5, least: flo
     """
     assert got.shape == wanted.shape, f"shapes {tuple(got.shape)} and {tuple(wanted.shape)}"
     finite = wanted.double()[wanted.isfinite()].abs()
-    scale = max(least, float(finite.max()) if finite.numel() else 0.0)
+    scale = max(least, float(finite.detach().max()) if finite.numel() else 0.0)
     torch.testing.assert_close(got.double(), wanted.double(), atol=within * scale, rtol=0, equal_nan=True)
