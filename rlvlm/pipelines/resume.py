@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from rlvlm.pipelines import origin as origins
 from rlvlm.pipelines.checkpoint import Checkpoints
 from rlvlm.pipelines.config import Stage
 from rlvlm.pipelines.origin import Origin, differences, origin_of, other_versions, read_origin
-from rlvlm.tracking.rundir import PARTIAL, RunDir, drop_metrics
+from rlvlm.tracking.rundir import PARTIAL, RunDir, drop_metrics, read_json
 from rlvlm.tracking.samples import drop_training_samples
 
 RESULT = "result.json"
@@ -122,7 +121,9 @@ def is_finished(run: RunDir, stage: str) -> bool:
 
 def read_result(run: RunDir, stage: str) -> dict[str, Any]:
     """What ``result.json`` of a finished stage holds."""
-    told: dict[str, Any] = json.loads((run.stage(stage) / RESULT).read_text(encoding="utf-8"))
+    told: dict[str, Any] = read_json(
+        run.stage(stage) / RESULT, dict, f"redo the stage with stages.{stage}.run.resume=never"
+    )
     return told
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import logging
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -29,7 +28,7 @@ from rlvlm.registry import Registry
 from rlvlm.roles.reward import Reward
 from rlvlm.roles.rollout import Rollout
 from rlvlm.tracking.recorder import Recorder
-from rlvlm.tracking.rundir import RunDir, write_json
+from rlvlm.tracking.rundir import RunDir, read_json, write_json
 from rlvlm.tracking.samples import Answer, SampleBook, TrainingBook
 from rlvlm.tracking.text import token_pieces, without_placeholders
 
@@ -182,7 +181,7 @@ def rlvr(stage: Stage, policy: Policy, context: StageContext) -> StageResult:
         before = context.run.stage(stage.name) / "before.json"
         if not _resume(loop, prompts, stage) or not before.exists():
             write_json(before, examiner.before_and_after("before", context.samples))
-        result.numbers.update(json.loads(before.read_text()))
+        result.numbers.update(read_json(before, dict, "redo the stage with run.resume=never"))
         for name, reason in parts.passes.reasons.items():
             context.recorder.note(f"{name}: {reason}")
         if stage.run.sample_every:
@@ -219,7 +218,7 @@ def sft(stage: Stage, policy: Policy, context: StageContext) -> StageResult:
         before = context.run.stage(stage.name) / "before.json"
         if not _resume(loop, loader, stage) or not before.exists():
             write_json(before, _held_out_loss(stage, policy, parts, "before"))
-        result = StageResult(numbers=json.loads(before.read_text()))
+        result = StageResult(numbers=read_json(before, dict, "redo the stage with run.resume=never"))
         with loop.saving_on_signals():
             train_sft(parts, loader, loop)
         result.steps, result.train_seconds = loop.step, loop.train_seconds

@@ -171,6 +171,24 @@ def write_json(path: Path, value: Any) -> None:
     write_atomically(path, json.dumps(plain(value), indent=2, ensure_ascii=False) + "\n")
 
 
+def read_json(path: Path, kind: type, remedy: str) -> Any:
+    """What a JSON file of a run directory holds; raises ``DataError`` with its name and the remedy for a damaged one.
+
+    Args:
+        kind: ``dict`` or ``list``, what it must hold.
+        remedy: what to do, as the end of a sentence.
+    """
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise DataError(f"'{path}' can't be read ({type(error).__name__}); restore it, or {remedy}.") from error
+    if not isinstance(found, kind):
+        raise DataError(
+            f"'{path}' holds a {type(found).__name__} instead of a {kind.__name__}; restore it, or {remedy}."
+        )
+    return found
+
+
 def plain(value: Any) -> Any:
     """The JSON form of numbers, tensors of one element, mappings and sequences; non-finite floats become ``None``."""
     if isinstance(value, Mapping):
@@ -189,16 +207,19 @@ def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
     """The records of a ``metrics.jsonl``; nothing when there is no file, and a last line cut short by a kill is passed over."""
     if not path.exists():
         return
-    lines = path.read_text(encoding="utf-8").splitlines()
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     for number, line in enumerate(lines, start=1):
         try:
-            yield json.loads(line)
-        except json.JSONDecodeError as error:
+            record = json.loads(line)
+        except ValueError as error:
             if number == len(lines):
                 return
             raise DataError(
-                f"line {number} of '{path}' is no JSON ({error.msg}); the file was changed by hand."
+                f"line {number} of '{path}' is not JSON ({error}); restore the file, or delete that line."
             ) from error
+        if not isinstance(record, dict):
+            raise DataError(f"line {number} of '{path}' is no record; restore the file, or delete that line.")
+        yield record
 
 
 def drop_metrics(path: Path, stage: str, after: int) -> None:
@@ -207,7 +228,7 @@ def drop_metrics(path: Path, stage: str, after: int) -> None:
         return
     kept = [record for record in read_metrics(path) if record.get("stage") != stage or record["step"] <= after]
     text = "".join(json.dumps(record) + "\n" for record in kept)
-    if text != path.read_text(encoding="utf-8"):
+    if text != path.read_text(encoding="utf-8", errors="replace"):
         write_atomically(path, text)
 
 
@@ -242,7 +263,7 @@ class Summary:
 
 def read_summary(run: RunDir) -> dict[str, Any]:
     """What ``summary.json`` holds; empty when there is none yet."""
-    return json.loads(run.summary.read_text(encoding="utf-8")) if run.summary.exists() else {}
+    return read_json(run.summary, dict, "delete it: it is written anew") if run.summary.exists() else {}
 
 
 def package_versions() -> dict[str, str]:

@@ -13,10 +13,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from rlvlm.tracking.rundir import RunDir, plain, write_atomically, write_json
+from rlvlm.errors import DataError
+from rlvlm.tracking.rundir import RunDir, plain, read_json, write_atomically, write_json
 
 MAX_SIDE = 448
 """Pictures are shrunk to this many pixels on the longer side: a report of a few samples stays under a few MB."""
+
+
+_WITHOUT = "delete it: the report then shows no answers of evaluations before now"
 
 
 @dataclass(frozen=True)
@@ -105,7 +109,7 @@ def drop_training_samples(run: RunDir, stage: str, after: int) -> None:
     """Takes the groups of ``stage`` behind step ``after`` out of ``training_samples.jsonl``, and a line that was cut short."""
     if not run.training_samples.exists():
         return
-    text = run.training_samples.read_text(encoding="utf-8")
+    text = run.training_samples.read_text(encoding="utf-8", errors="replace")
     kept = "".join(f"{line}\n" for line in text.split("\n") if _stays(line, stage, after))
     if kept != text:
         write_atomically(run.training_samples, kept)
@@ -124,10 +128,10 @@ def load_training_samples(run: RunDir) -> list[Sample]:
     if not run.training_samples.exists():
         return []
     found: dict[str, Sample] = {}
-    for line in run.training_samples.read_text(encoding="utf-8").split("\n"):
+    for line in run.training_samples.read_text(encoding="utf-8", errors="replace").split("\n"):
         try:
             sample = _sample(json.loads(line))
-        except ValueError:
+        except (ValueError, KeyError, TypeError, AttributeError):
             continue
         found.pop(sample.uid, None)
         found[sample.uid] = sample
@@ -148,7 +152,12 @@ def load_samples(run: RunDir) -> list[Sample]:
     """The samples that a run directory holds; none when it has no ``samples.json``."""
     if not run.samples.exists():
         return []
-    return [_sample(entry) for entry in json.loads(run.samples.read_text(encoding="utf-8"))]
+    try:
+        return [_sample(entry) for entry in read_json(run.samples, list, _WITHOUT)]
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        if isinstance(error, DataError):
+            raise
+        raise DataError(f"'{run.samples}' holds something else than samples; restore it, or {_WITHOUT}.") from error
 
 
 def _sample(entry: Mapping[str, Any]) -> Sample:

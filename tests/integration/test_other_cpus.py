@@ -27,7 +27,7 @@ SAMPLE = [
     ids=["default", "avx2"],
 )
 def test_numbers_hold_as_another_cpu_rounds(setting: dict[str, str]) -> None:
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *SAMPLE]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "not qwen", *SAMPLE]
     done = subprocess.run(
         command, cwd=ROOT, env={**os.environ, **setting}, capture_output=True, text=True, timeout=900, check=False
     )
