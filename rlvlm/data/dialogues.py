@@ -6,6 +6,7 @@ are those that a policy would be prompted with, and the mask starts and ends exa
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -81,15 +82,33 @@ def dialogue_turns(record: Mapping[str, Any], template: Template, system: str | 
     return [*turns, {"role": "assistant", "content": str(answer)}]
 
 
-def encode_dialogue(turns: Messages, pictures: Sequence[Picture], family: PromptFamily) -> Dialogue:
+def tools_of(record: Mapping[str, Any]) -> list[Any] | None:
+    """The functions that a record's ``tools`` column describes, a list or its JSON; ``None`` without any."""
+    tools = record.get("tools")
+    if isinstance(tools, str) and tools.strip():
+        try:
+            tools = json.loads(tools)
+        except ValueError as error:
+            raise DataError(f"the column 'tools' is no valid JSON ({error}).") from error
+    if not is_filled(tools):
+        return None
+    if not isinstance(tools, (list, tuple)) or not all(isinstance(tool, Mapping) for tool in tools):
+        raise DataError(f"the column 'tools' is a list of descriptions of functions, or its JSON, got {tools!r:.60}.")
+    return list(tools)
+
+
+def encode_dialogue(
+    turns: Messages, pictures: Sequence[Picture], family: PromptFamily, tools: Sequence[Any] | None = None
+) -> Dialogue:
     """Tokenises a dialogue whose pictures are marked ``<image>`` in its texts.
 
+    ``tools`` are given to the chat template.
     Tokens that stand for pictures carry no loss, also inside an answer, nor do turns with ``loss_mask`` 0 (or ``loss`` false).
 
     Raises ``DataError`` when the chat template changes earlier turns as later ones are added, since then no cut between
     prompt and answer is right; when it leaves out a turn's ``tool_calls`` or ``reasoning_content``; and when nothing is left to learn.
     """
-    pieces = _pieces(turns, family.tokenizer, family.placeholder_id)
+    pieces = _pieces(turns, family.tokenizer, family.placeholder_id, tools)
     unsaid = {
         family.placeholder_id,
         *family.banned_ids,
@@ -111,14 +130,18 @@ def encode_dialogue(turns: Messages, pictures: Sequence[Picture], family: Prompt
     return Dialogue(expanded, flat[:before], turn_ids >= 0, turn_ids, int(repeats[:before].sum()), spans)
 
 
-def _pieces(turns: Messages, tokenizer: Any, placeholder_id: int) -> list[tuple[str, int]]:
+def _pieces(turns: Messages, tokenizer: Any, placeholder_id: int, tools: Sequence[Any] | None) -> list[tuple[str, int]]:
     """The rendered text in pieces, each with the number of the answer that it is, or -1."""
     if not getattr(tokenizer, "chat_template", None):
+        if tools:
+            raise DataError("the record has 'tools', which take a chat template to write; the tokenizer has none.")
         return _plain_pieces(turns, tokenizer, tokenizer.convert_ids_to_tokens(placeholder_id))
     messages = with_parts(turns)
 
     def render(count: int, prompt: bool) -> str:
-        return str(tokenizer.apply_chat_template(messages[:count], tokenize=False, add_generation_prompt=prompt))
+        return str(
+            tokenizer.apply_chat_template(messages[:count], tools=tools, tokenize=False, add_generation_prompt=prompt)
+        )
 
     end = end_of_turn(tokenizer)
     pieces: list[tuple[str, int]] = []
@@ -132,7 +155,7 @@ def _pieces(turns: Messages, tokenizer: Any, placeholder_id: int) -> list[tuple[
                 "the chat template rewrites earlier turns as later ones are added, so its answers can't be told from its prompts; "
                 "set a template without that."
             )
-        _check_written(messages[: place + 1], after, tokenizer)
+        _check_written(messages[: place + 1], after, tokenizer, tools)
         said, rest = end.cut(after[len(before) :])
         number = answers if _is_learned(turn) else -1
         pieces += [(before[len(done) :], -1), (said, number), (rest, -1)]
@@ -145,11 +168,12 @@ def _is_learned(turn: Mapping[str, Any]) -> bool:
     return not any(turn.get(name) in (0, False) for name in _LOSS_KEYS if turn.get(name) is not None)
 
 
-def _check_written(messages: Messages, rendered: str, tokenizer: Any) -> None:
+def _check_written(messages: Messages, rendered: str, tokenizer: Any, tools: Sequence[Any] | None) -> None:
     """Raises ``DataError`` where the last turn says something in a key that the chat template does not write."""
     for key in SAYING_KEYS & messages[-1].keys():
         without = [*messages[:-1], {name: value for name, value in messages[-1].items() if name != key}]
-        if str(tokenizer.apply_chat_template(without, tokenize=False, add_generation_prompt=False)) == rendered:
+        written = tokenizer.apply_chat_template(without, tools=tools, tokenize=False, add_generation_prompt=False)
+        if str(written) == rendered:
             raise DataError(
                 f"an assistant's turn has '{key}', which the chat template does not write, so it would not be learned; set a "
                 "model whose chat template writes it, or take the key out of the data."
@@ -258,4 +282,4 @@ def dialogue_of(
 ) -> Dialogue:
     """A record's dialogue as tokens; its own template comes before ``template``."""
     chosen = template_of(record, template)
-    return encode_dialogue(dialogue_turns(record, chosen, system), pictures, family)
+    return encode_dialogue(dialogue_turns(record, chosen, system), pictures, family, tools_of(record))

@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from rlvlm.batch import Batch, Prompt
 from rlvlm.data.config import DataConfig
-from rlvlm.data.dialogues import Dialogue, dialogue_turns, encode_dialogue
+from rlvlm.data.dialogues import Dialogue, dialogue_turns, encode_dialogue, tools_of
 from rlvlm.data.loader import Item, Loader
 from rlvlm.data.media import Picture
 from rlvlm.data.media_table import MediaTable
@@ -103,10 +103,11 @@ class DialogueAssembler:
     ) -> Row:
         chosen = template_of(record, template)
         turns = dialogue_turns(record, chosen, self._config.system)
-        key = (turns_key(turns), tuple(picture.size for picture in pictures))
+        tools = tools_of(record)
+        key = (turns_key(turns), repr(tools), tuple(picture.size for picture in pictures))
         dialogue = self._kept.get(key)
         if dialogue is None:
-            dialogue = encode_dialogue(turns, pictures, self._family)
+            dialogue = encode_dialogue(turns, pictures, self._family, tools)
             if len(self._kept) < _DIALOGUES_KEPT:
                 self._kept[key] = dialogue
         check_length(len(dialogue.ids), self._config.max_prompt_tokens, dialogue.spans)

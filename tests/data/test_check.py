@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rlvlm.cli.main import main
-from rlvlm.data.check import check_source, histogram, quantiles
+from rlvlm.data.check import as_text, check_source, histogram, quantiles
 from rlvlm.data.config import DataConfig
 from rlvlm.data.loader import Loader
 from rlvlm.data.sources import open_sources
@@ -115,3 +115,10 @@ def test_quantiles_and_histograms_of_counts() -> None:
     assert sum(count for _, _, count in histogram(counts)) == 100
     assert histogram({7: 3}) == [(7, 7, 3)]
     assert all(a[1] + 1 == b[0] for a, b in itertools.pairwise(histogram(counts)))
+
+
+def test_a_check_without_a_model_says_what_it_did_not_check(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "a.jsonl", counting_rows(tmp_path, 2))
+    (source,) = open_sources(DataConfig(train=path))
+    assert "without --model neither tokens nor" in as_text(check_source(source, DataConfig(), progress=False))
+    assert "without --model" not in as_text(check_source(source, DataConfig(), family(), progress=False))

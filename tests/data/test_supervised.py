@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from rlvlm.data.config import DataConfig
 from rlvlm.data.dialogues import dialogue_turns, encode_dialogue
 from rlvlm.data.media import Picture
 from rlvlm.data.prompts import TEMPLATES, PromptEncoder, Template
-from rlvlm.data.supervised import supervised_loader
+from rlvlm.data.supervised import DialogueAssembler, supervised_loader
 from rlvlm.errors import DataError
 from tests.data.helpers import family, png, write_jsonl
 
@@ -108,3 +109,23 @@ def test_rows_of_a_batch_are_right_padded_and_later_pictures_have_their_places(t
     placed = batch["input_ids"][0, later.offset : later.offset + later.length]
     assert (placed == family("llava").placeholder_id).all()
     assert torch.equal(batch["input_ids"][1, : len(batch.prompts[1].ids)], batch.prompts[1].ids)
+
+
+TOOL = {"type": "function", "function": {"name": "zoom", "parameters": {}}}
+
+
+@pytest.mark.parametrize("tools", [[TOOL], json.dumps([TOOL])])
+def test_tools_of_a_record_reach_the_chat_template(tools: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    bound = family()
+    template = bound.tokenizer.chat_template
+    monkeypatch.setattr(
+        bound.tokenizer, "chat_template", "{% if tools %}TOOLS {{ tools | tojson }} {% endif %}" + template
+    )
+    row = {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}], "images": []}
+    rows = DialogueAssembler(DataConfig(), bound)
+    plain, told = (rows.encode(some, [], None)[1][0].dialogue for some in (row, {**row, "tools": tools}))
+    assert "zoom" in bound.tokenizer.decode(told.ids)
+    assert "zoom" not in bound.tokenizer.decode(plain.ids)
+    assert told.loss_mask.sum() == plain.loss_mask.sum(), "what tools there are is context"
+    with pytest.raises(DataError, match="the column 'tools'"):
+        rows.encode({**row, "tools": '{"a'}, [], None)

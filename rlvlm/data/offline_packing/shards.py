@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from rlvlm.data.dialogues import dialogue_turns
+from rlvlm.data.dialogues import dialogue_turns, tools_of
 from rlvlm.data.jobs import Job, file_hash, write_atomic
 from rlvlm.data.media import Picture
 from rlvlm.data.offline_packing.bins import Bins, Budget
@@ -207,7 +207,9 @@ def _sample(
 ) -> dict[str, Any]:
     template = template_of(record, task.source().config.template or task.config.template)
     turns = dialogue_turns(record, template, task.config.system)
-    named = {"id": record["id"]} if isinstance(record.get("id"), (str, int)) else {}
+    named: dict[str, Any] = {"id": record["id"]} if isinstance(record.get("id"), (str, int)) else {}
+    if tools := tools_of(record):
+        named["tools"] = tools
     return {"messages": turns, "patches": patches, "pictures": pictures, "row": row, "tokens": tokens, **named}
 
 
