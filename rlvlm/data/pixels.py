@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import io
 import math
 import os
@@ -20,6 +19,8 @@ _FORMATS = ("PNG", "JPEG", "MPO", "GIF", "WEBP", "BMP", "DIB", "TIFF", "PPM", "J
 """Pillow's names of the formats that are read. Others are not even tried: EPS would run Ghostscript, and few of the rest are pictures."""
 PICTURE_FORMATS = ("PNG", "JPEG", "GIF", "WebP", "BMP", "TIFF", "PPM", "JPEG 2000", "AVIF", "ICO", "TGA")
 """The same as people call them."""
+Image.init()  # once, at import: the first picture would wait for it
+_KNOWN_FORMATS = tuple(name for name in _FORMATS if name in Image.OPEN)  # that this build of Pillow has
 _ORIENTATION = 0x0112
 _TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -58,7 +59,7 @@ def open_picture(stream: str | BinaryIO) -> Image.Image:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Pillow's own warning of large pictures: callers check the size themselves
         try:
-            return Image.open(stream, formats=_known_formats())
+            return Image.open(stream, formats=_KNOWN_FORMATS)
         except Image.UnidentifiedImageError as error:
             raise DataError(f"no {', '.join(PICTURE_FORMATS)} file") from error
 
@@ -67,13 +68,6 @@ def check_format(image: Image.Image) -> None:
     """Raises ``DataError`` for an opened file of a format that is not read, whose pixels may take another program to decode."""
     if isinstance(image, ImageFile.ImageFile) and image.format not in _FORMATS:
         raise DataError(f"of format {image.format}; {', '.join(PICTURE_FORMATS)} are read")
-
-
-@functools.lru_cache(maxsize=1)
-def _known_formats() -> tuple[str, ...]:
-    """The formats of ours that this build of Pillow has."""
-    Image.init()
-    return tuple(name for name in _FORMATS if name in Image.OPEN)
 
 
 def is_picture(content: bytes) -> bool:
