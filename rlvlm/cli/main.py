@@ -22,7 +22,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "data": ("rlvlm.cli.data", "look at, select, balance and pack data"),
 }
 
-USAGE_ERROR, FAILURE, INTERRUPTED = 2, 1, 130
+USAGE_ERROR, FAILURE, INTERRUPTED, TERMINATED = 2, 1, 130, 143
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -50,12 +50,25 @@ def answer(given: list[str]) -> int:
     prepare_environment()
     try:
         return run_verb(given[0], given[1:])
-    except RlvlmError as error:
-        print(f"rlvlm {given[0]}: {error}", file=sys.stderr)
-        return USAGE_ERROR if isinstance(error, ConfigError) else FAILURE
-    except KeyboardInterrupt:
-        print(f"\nrlvlm {given[0]}: interrupted.", file=sys.stderr)
-        return INTERRUPTED
+    except (Exception, KeyboardInterrupt, SystemExit) as error:
+        ending = _ending_behind(error)
+        if isinstance(ending, KeyboardInterrupt):
+            print(f"\nrlvlm {given[0]}: interrupted.", file=sys.stderr)
+            return INTERRUPTED
+        if isinstance(ending, SystemExit) and ending.code == TERMINATED:
+            print(f"\nrlvlm {given[0]}: terminated.", file=sys.stderr)
+            raise SystemExit(TERMINATED) from None
+        if isinstance(error, RlvlmError):
+            print(f"rlvlm {given[0]}: {error}", file=sys.stderr)
+            return USAGE_ERROR if isinstance(error, ConfigError) else FAILURE
+        raise
+
+
+def _ending_behind(error: BaseException) -> BaseException | None:
+    """The interrupt that an error came from: a library that is interrupted may fail while it cleans up, and hide it."""
+    while error is not None and not isinstance(error, (KeyboardInterrupt, SystemExit)):
+        error = error.__cause__ or error.__context__  # type: ignore[assignment]
+    return error
 
 
 def run_verb(verb: str, argv: list[str]) -> int:

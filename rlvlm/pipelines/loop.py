@@ -114,7 +114,8 @@ class StageLoop:
         if self._evaluate is not None and _due(self.run.eval_every, self.step) and not last:
             with self.recorder.phase("evaluate"):
                 metrics.update(self._evaluate())
-        self._accuracy = metrics.get("eval/accuracy", -1.0)
+        accuracy = metrics.get("eval/accuracy")
+        self._accuracy = -1.0 if accuracy is None else accuracy  # None where every reward of the evaluation failed
         reached = self._reached()
         self.recorder.log(self.step, metrics)
         if _due(self.run.save_every, self.step) or reached or last or self._interrupts.pending:

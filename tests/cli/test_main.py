@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import rlvlm
+from rlvlm.cli import main as main_module
 from rlvlm.cli.main import VERBS, main, prepare_environment
 from rlvlm.cli.parts import MODULES
 from rlvlm.registry import KINDS
@@ -183,3 +184,31 @@ def test_plugins_and_trackers_need_no_brackets(tmp_path, capsys):
     )
     argv = ["check", "quickstart", f"plugins={plugin}", "run.trackers=jsonl", "reward.rules.bare_words=1"]
     assert main(argv) == 0, capsys.readouterr()
+
+
+def ending_with(monkeypatch, ending, hidden):
+    def interrupted(verb, argv):
+        try:
+            raise ending
+        finally:
+            if hidden:
+                raise AttributeError("'NoneType' object has no attribute '_invalidate_flags_cache'")
+
+    monkeypatch.setattr(main_module, "run_verb", interrupted)
+
+
+@pytest.mark.parametrize("hidden", [False, True])
+def test_an_interrupt_is_told_even_where_a_library_failed_while_it_cleaned_up(monkeypatch, capsys, hidden):
+    ending_with(monkeypatch, KeyboardInterrupt(), hidden)
+    assert main(["train", "x"]) == 130
+    assert capsys.readouterr().err == "\nrlvlm train: interrupted.\n"
+    ending_with(monkeypatch, SystemExit(143), hidden)
+    with pytest.raises(SystemExit, match="143"):
+        main(["train", "x"])
+    assert capsys.readouterr().err == "\nrlvlm train: terminated.\n"
+
+
+def test_any_other_error_keeps_its_traceback(monkeypatch):
+    monkeypatch.setattr(main_module, "run_verb", lambda verb, argv: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        main(["train", "x"])
