@@ -15,10 +15,11 @@ from typing import Any
 import torch
 from transformers.utils.logging import disable_progress_bar
 
-from rlvlm.errors import ConfigError, RlvlmError, StorageError
+from rlvlm.errors import ConfigError, RlvlmError, SettingsError, StorageError
 from rlvlm.models.loading import load_policy
 from rlvlm.pipelines.checkpoint import Checkpoints
 from rlvlm.pipelines.config import Stage
+from rlvlm.pipelines.contradictions import contradictions
 from rlvlm.pipelines.resume import RESULT, StagePlan, all_kept, begin_anew, plan_stage, read_result, refer_to
 from rlvlm.pipelines.stages import PIPELINES, StageContext, StageResult
 from rlvlm.registry import load_plugins
@@ -66,6 +67,7 @@ def train(
         raise ConfigError("there is no stage to run; a recipe has at least one.")
     for stage in stages:
         load_plugins(stage.plugins)
+    _refuse_contradictions(stages)
     run = RunDir.create(run_dir)
     with writing(run.path), locked(run.path):
         plans = _plan(stages, run)
@@ -83,6 +85,16 @@ def train(
         with _marking_the_end(run, summary):
             _run_stages(plans, run, summary, config=config, show=show)
     return dataclasses.asdict(summary)
+
+
+def _refuse_contradictions(stages: Sequence[Stage]) -> None:
+    """Raises ``SettingsError`` for settings that would do nothing, as ``rlvlm check`` tells them."""
+    told = []
+    for stage in stages:
+        supervised = bool(PIPELINES.get(stage.pipeline).traits["supervised"])
+        told += contradictions(stage, supervised=supervised)
+    if told:
+        raise SettingsError(told)
 
 
 def model_name(stage: Stage) -> str:
