@@ -29,6 +29,8 @@ FREE = (
     "threads", "gates",
 )  # fmt: skip
 """Keys of ``run`` that decide no weight and may change when a run goes on."""
+FREE_ELSEWHERE = {"data": ("cache_mb", "file_cache_mb", "prefetch"), "reward": ("workers",)}
+"""Keys of other parts that set memory and speed alone."""
 LENGTH = ("run.steps", "run.stop_at", "run.eval_every")
 """Keys that make a stage longer or shorter: it goes on from where it is."""
 
@@ -129,8 +131,9 @@ def other_versions(stored: Origin, now: Origin) -> list[str]:
 def decisive(stage: Stage) -> dict[str, Any]:
     """The settings that decide the stage's weights, as plain values by dotted key."""
     tree = dataclasses.asdict(stage)
-    for name in FREE:
-        del tree["run"][name]
+    for part, names in {"run": FREE, **FREE_ELSEWHERE}.items():
+        for name in names:
+            del tree[part][name]
     del tree["cache"]
     plain: dict[str, Any] = json.loads(json.dumps(tree, default=str))
     return dict(_flat(plain))

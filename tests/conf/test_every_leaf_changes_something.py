@@ -122,6 +122,7 @@ ELSEWHERE: dict[str, str] = {
     "cache": f"{RESUME}::test_the_cache_is_not_used_after_a_data_file_changed",
     "data.allow_outside": "tests/data/test_media.py::test_paths_inside_are_read_and_outside_ones_when_allowed",
     "data.cache_mb": "tests/pipelines/test_memory.py::test_the_cache_keeps_to_its_bound_and_drops_what_was_used_longest_ago",
+    "data.file_cache_mb": "tests/data/files/test_cache.py::test_the_key_sets_the_budget",
     "data.image_folder": "tests/data/test_sources.py::test_the_picture_folder_is_the_file_s_unless_set",
     "data.max_decode_pixels": "tests/data/test_media.py::test_a_header_over_the_limit_is_refused_before_decoding",
     "data.on_bad_row": f"{DATA}::test_a_bad_row_stops_or_is_left_out_and_counted",

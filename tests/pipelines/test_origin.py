@@ -59,7 +59,9 @@ def test_what_may_change_between_kill_and_resume_is_in_no_fingerprint(rows):
         name="x", dir="y", trackers=[], keep=9, keep_finished="all", save_every=7, resume="never", threads=3,
         sample_rows=1, sample_every=3, sample_groups=5,
     )  # fmt: skip
-    other = origin_of(stage(rows, run=free, cache=True), {})
+    other = stage(rows, run=free, cache=True)
+    other.data.cache_mb, other.data.file_cache_mb, other.data.prefetch, other.reward.workers = 1, 2, 3, 4
+    other = origin_of(other, {})
     assert differences(plain, other) == []
     assert plain.fingerprint() == other.fingerprint()
 
