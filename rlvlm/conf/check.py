@@ -142,6 +142,11 @@ def check_stage(stage: Stage) -> Findings:
     found.attempt(check_optimizer, stage.actor.optimizer)
     found.attempt(check_rounding, stage.actor.optimizer, ["float32" if stage.model.lora else stage.model.dtype])
     found.problems += contradictions(stage, supervised=supervised)
+    if stage.actor.optimizer.schedule == "constant" and stage.actor.optimizer.min_lr_ratio:
+        ratio = stage.actor.optimizer.min_lr_ratio
+        found.notes.append(
+            f"actor.optimizer.min_lr_ratio is {ratio}, which does nothing while actor.optimizer.schedule is constant."
+        )
     _check_model(stage, found)
     _check_engines(stage, found)
     if not supervised:
