@@ -11,7 +11,7 @@ import hashlib
 import importlib.util
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,8 @@ from rlvlm.data.identity import identity
 from rlvlm.data.sources import find_files
 from rlvlm.errors import ConfigError, DataError
 from rlvlm.pipelines.config import Stage
+from rlvlm.pipelines.reads import SAMPLING, is_below, unread
+from rlvlm.pipelines.stages import PIPELINES
 from rlvlm.tracking.rundir import package_versions, write_json
 
 FILE = "origin.json"
@@ -29,8 +31,8 @@ FREE = (
     "threads", "gates",
 )  # fmt: skip
 """Keys of ``run`` that decide no weight and may change when a run goes on."""
-FREE_ELSEWHERE = {"data": ("cache_mb", "file_cache_mb", "prefetch"), "reward": ("workers",)}
-"""Keys of other parts that set memory and speed alone."""
+FREE_ELSEWHERE = ("cache", "data.cache_mb", "data.file_cache_mb", "data.prefetch", "reward.workers")
+"""Keys elsewhere that set memory and speed alone."""
 LENGTH = ("run.steps", "run.stop_at", "run.eval_every")
 """Keys that make a stage longer or shorter: it goes on from where it is."""
 
@@ -42,11 +44,13 @@ class Origin:
     """What a stage was made of.
 
     Attributes:
-        settings: the settings that decide its weights, plain values by dotted key.
+        settings: plain values by dotted key, but for those that decide no weight of any stage.
         files: the files that they name (plug-ins, data, a model's folder): size, time and hash of each.
         before: the fingerprint of the stage that this one starts from, and which of its results; empty for none.
         versions: of the packages that decide numbers.
         lengths: of a stage that was made longer: the lengths before, oldest first.
+        unread: keys and groups of the settings that this stage does not read.
+        until: keys and groups that decide only when it ends.
     """
 
     settings: dict[str, Any]
@@ -54,18 +58,23 @@ class Origin:
     before: dict[str, str] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
     lengths: list[dict[str, Any]] = field(default_factory=list)
+    unread: list[str] = field(default_factory=list)
+    until: list[str] = field(default_factory=list)
 
     def fingerprint(self) -> str:
         """A short hash of all that decides the result, wherever and whenever the stage runs."""
         files = {path: (entry["size"], entry["hash"]) for path, entry in self.files.items()}
-        told = [self.settings, files, self.before.get("fingerprint", ""), self.versions, self.lengths]
+        told = [self._settings_but(self.unread), files, self.before.get("fingerprint", ""), self.versions, self.lengths]
         return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:20]
 
     def identity(self) -> str:
         """The same without lengths and versions, but with the very result that the stage starts from: of its checkpoints."""
-        settings = {key: value for key, value in self.settings.items() if key not in LENGTH}
+        settings = self._settings_but((*self.unread, *self.until, *LENGTH))
         files = {path: (entry["size"], entry["hash"]) for path, entry in self.files.items()}
         return hashlib.sha256(json.dumps([settings, files, self.before], sort_keys=True).encode()).hexdigest()[:20]
+
+    def _settings_but(self, left_out: Iterable[str]) -> dict[str, Any]:
+        return {key: value for key, value in self.settings.items() if not is_below(key, left_out)}
 
     def write(self, folder: Path) -> None:
         """Writes it into the stage's folder."""
@@ -97,13 +106,26 @@ def origin_of(stage: Stage, before: Mapping[str, str], known: Origin | None = No
         known: what was recorded; large files that have the same size and time as there are not read again.
     """
     recorded = known.files if known is not None else {}
-    files = {path: identity(path, recorded.get(path)) for path in dict.fromkeys(_files_of(stage))}
-    return Origin(decisive(stage), files, dict(before), package_versions())
+    supervised = bool(PIPELINES.build(stage.pipeline).traits["supervised"])
+    left_out = unread(stage, supervised=supervised)
+    files = {path: identity(path, recorded.get(path)) for path in dict.fromkeys(_files_of(stage, left_out))}
+    return Origin(
+        _settings(stage, weights_count=not supervised),
+        files,
+        dict(before),
+        package_versions(),
+        unread=list(left_out),
+        until=list(SAMPLING) if supervised else [],
+    )
 
 
 def differences(stored: Origin, now: Origin) -> list[str]:
-    """What of settings and files is another now than it was then, a phrase for each; lengths are not compared."""
-    keys = [key for key in sorted({*stored.settings, *now.settings}) if key not in LENGTH]
+    """What of settings and files is another now than it was then, a phrase for each.
+
+    Lengths are not compared, nor what the stage does not read now or did not read then.
+    """
+    left_out = (*LENGTH, *stored.unread, *now.unread)
+    keys = [key for key in sorted({*stored.settings, *now.settings}) if not is_below(key, left_out)]
     odd = [
         f"{key} is {stored.settings.get(key)!r} there and {now.settings.get(key)!r} here"
         for key in keys
@@ -128,15 +150,23 @@ def other_versions(stored: Origin, now: Origin) -> list[str]:
     ]
 
 
-def decisive(stage: Stage) -> dict[str, Any]:
-    """The settings that decide the stage's weights, as plain values by dotted key."""
+def _settings(stage: Stage, *, weights_count: bool) -> dict[str, Any]:
+    """The stage's settings as plain values by dotted key, without those that decide no weight of any stage.
+
+    Args:
+        weights_count: whether the weights of reward rules decide anything; evaluations look at rules one by one.
+    """
     tree = dataclasses.asdict(stage)
-    for part, names in {"run": FREE, **FREE_ELSEWHERE}.items():
-        for name in names:
-            del tree[part][name]
-    del tree["cache"]
+    for name in FREE:
+        del tree["run"][name]
+    if not weights_count:
+        tree["reward"]["rules"] = {label: _without_weight(node) for label, node in tree["reward"]["rules"].items()}
     plain: dict[str, Any] = json.loads(json.dumps(tree, default=str))
-    return dict(_flat(plain))
+    return {key: value for key, value in _flat(plain) if not is_below(key, FREE_ELSEWHERE)}
+
+
+def _without_weight(node: Any) -> dict[str, Any]:
+    return {key: value for key, value in node.items() if key != "weight"} if isinstance(node, Mapping) else {}
 
 
 def _flat(tree: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
@@ -150,11 +180,15 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
 # ---------------------------------------------------------------------- files
 
 
-def _files_of(stage: Stage) -> Iterator[str]:
-    """Every file that decides the stage's result, by the path that the settings give it."""
+def _files_of(stage: Stage, left_out: Iterable[str]) -> Iterator[str]:
+    """Every file that decides the stage's result, by the path that the settings give it.
+
+    Args:
+        left_out: groups of settings that the stage does not read.
+    """
     for module in stage.plugins:
         yield from _files_of_module(module)
-    for node in stage.reward.rules.values():
+    for node in () if is_below("reward", left_out) else stage.reward.rules.values():
         path = node.get("path") if isinstance(node, Mapping) else None
         if isinstance(path, str):  # a peer's function, or the folder of a model that scores
             yield from _files_of_folder(path) if os.path.isdir(path) else _files_of_module(path)

@@ -6,10 +6,13 @@ import os
 
 import pytest
 
+from rlvlm.algorithm_config import AlgorithmConfig
 from rlvlm.data import identity
 from rlvlm.data.config import DataConfig
-from rlvlm.pipelines.config import RunConfig, Stage
+from rlvlm.pipelines.config import GatesConfig, RunConfig, Stage
 from rlvlm.pipelines.origin import differences, origin_of, other_versions, read_origin
+from rlvlm.rewards.config import RewardConfig
+from rlvlm.roles.config import ActorConfig, RolloutConfig
 
 
 def stage(path, **changes) -> Stage:
@@ -64,6 +67,66 @@ def test_what_may_change_between_kill_and_resume_is_in_no_fingerprint(rows):
     other = origin_of(other, {})
     assert differences(plain, other) == []
     assert plain.fingerprint() == other.fingerprint()
+
+
+WATCHED = RunConfig(eval_every=2, stop_at=0.5)
+RULES = {"number": 1.0, "format": {"weight": 0.2, "style": "answer"}}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"algorithm": AlgorithmConfig(policy_loss="gspo", advantage="rloo")},
+        {"rollout": RolloutConfig(n=16)},
+        {"actor": ActorConfig(epochs=2, mini_batches=4)},
+        {"reward": RewardConfig(rules={"number": 0.5, "format": {"weight": 0.7, "style": "answer"}})},
+        {"reward": RewardConfig(rules=RULES, scale=10.0, bias=-0.5, workers=1)},
+        {"run": RunConfig(eval_every=2, stop_at=0.5, gates=GatesConfig(vision_every=3))},
+        {"data": {"prefetch": 0, "cache_mb": 1}},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_what_a_supervised_stage_does_not_read_is_no_difference(rows, changes):
+    settings = {"pipeline": "sft", "run": WATCHED, "reward": RewardConfig(rules=RULES)}
+    plain = origin_of(stage(rows, **settings), {})
+    other = Stage(**{"data": DataConfig(train=str(rows), **changes.pop("data", {})), **settings, **changes})
+    assert plain.fingerprint() == origin_of(other, {}).fingerprint()
+    assert differences(plain, origin_of(other, {})) == []
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rollout": RolloutConfig(temperature=0.5)},
+        {"rollout": RolloutConfig(max_new_tokens=3)},
+        {"reward": RewardConfig(rules={"number": {"tolerance": 1.0}, "format": {"weight": 0.2, "style": "answer"}})},
+        {"reward": RewardConfig(rules={"number": 1.0})},
+        {"run": RunConfig(eval_every=2, stop_at=0.5, accuracy_rule="format")},
+        {"run": RunConfig(eval_every=2, stop_at=0.5, seed=1)},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_what_decides_where_a_supervised_stage_stops_is_a_difference_while_it_is_evaluated_on_the_way(rows, changes):
+    settings = {"pipeline": "sft", "run": WATCHED, "reward": RewardConfig(rules=RULES)}
+    plain, other = origin_of(stage(rows, **settings), {}), origin_of(stage(rows, **{**settings, **changes}), {})
+    assert plain.fingerprint() != other.fingerprint()
+    assert differences(plain, other) != []
+
+
+def test_without_evaluations_on_the_way_a_supervised_stage_samples_nothing_and_its_checkpoints_outlast_them(rows):
+    quiet = {"pipeline": "sft", "run": RunConfig(), "reward": RewardConfig(rules=RULES)}
+    plain = origin_of(stage(rows, **quiet), {})
+    other = origin_of(stage(rows, **{**quiet, "rollout": RolloutConfig(temperature=0.5), "reward": RewardConfig()}), {})
+    assert plain.fingerprint() == other.fingerprint()
+    watched = origin_of(stage(rows, **{**quiet, "run": WATCHED}), {})  # made longer: lengths may change
+    assert differences(plain, watched) == differences(watched, plain) == []
+    assert plain.identity() == watched.identity()
+
+
+def test_a_reinforced_stage_reads_them_all(rows):
+    plain = origin_of(stage(rows), {})
+    for changes in ({"algorithm": AlgorithmConfig(advantage="rloo")}, {"rollout": RolloutConfig(n=2)}):
+        assert differences(plain, origin_of(stage(rows, **changes), {})) != []
 
 
 def test_lengths_are_no_difference_but_stay_on_record(rows):

@@ -206,6 +206,14 @@ def test_the_cache_is_not_used_after_a_data_file_changed(tmp_path):
     assert not same(tmp_path / "a", tmp_path / "c")
 
 
+def test_the_cache_is_used_under_another_algorithm(tmp_path):
+    run([cached(tmp_path)], tmp_path / "a")
+    other = cached(tmp_path)
+    other.algorithm.policy_loss, other.algorithm.advantage, other.rollout.n = "gspo", "rloo", 16
+    assert was_cached(run([other], tmp_path / "b"))
+    assert same(tmp_path / "a", tmp_path / "b")
+
+
 def test_the_cache_is_not_used_after_a_stage_before_changed(tmp_path):
     def stages(lr):
         first = short_sft()
