@@ -23,7 +23,7 @@ from omegaconf import DictConfig, OmegaConf
 
 import rlvlm
 from rlvlm.cli.check import note_line
-from rlvlm.conf.check import check_recipe, examine
+from rlvlm.conf.check import examine
 from rlvlm.conf.loader import RecipeLoader
 from rlvlm.conf.problems import RecipeError
 from rlvlm.conf.recipes import find_recipe, recipe_names, to_recipe
@@ -190,9 +190,9 @@ def dispatch(hydra: Hydra, name: str, options: argparse.Namespace, parser: argpa
         hydra.show_info(options.info, config_name=name, overrides=overrides)
     else:
         jobs = Jobs()
-        task = make_task(recipe, jobs)
+        task = make_task(recipe, jobs, options)
         if not options.multirun:
-            check_before_run(options)  # before hydra makes the run directory
+            check_before_run(options, overrides)  # before hydra makes the run directory
         with jobs.making_directories():
             if options.multirun:
                 hydra.multirun(name, task, [*overrides, "hydra.mode=MULTIRUN"])
@@ -202,7 +202,7 @@ def dispatch(hydra: Hydra, name: str, options: argparse.Namespace, parser: argpa
     return 0
 
 
-def make_task(name: str, jobs: Jobs) -> Callable[[DictConfig], float | None]:
+def make_task(name: str, jobs: Jobs, options: argparse.Namespace) -> Callable[[DictConfig], float | None]:
     """The function that hydra calls with the composed config of each job; it returns what a sweeper may maximise."""
 
     def task(config: DictConfig) -> float | None:
@@ -214,7 +214,8 @@ def make_task(name: str, jobs: Jobs) -> Callable[[DictConfig], float | None]:
         jobs.running = True
         try:
             recipe = to_recipe(config)
-            refuse_problems(recipe)
+            if job.mode == RunMode.MULTIRUN:
+                check_before_run(options, list(job.overrides.task))
             summary = run_recipe(name, recipe, run_dir, list(job.overrides.task))
         except RlvlmError as error:
             print(f"rlvlm train: {error}", file=sys.stderr)
@@ -252,21 +253,14 @@ def resuming(tree: Mapping[str, Any]) -> dict[str, Any]:
     return again
 
 
-def check_before_run(options: argparse.Namespace) -> None:
+def check_before_run(options: argparse.Namespace, overrides: Sequence[str]) -> None:
     """Prints the notes of ``rlvlm check`` and raises ``RecipeError`` with all that it finds wrong."""
     more = [Path(options.config_dir).absolute()] if options.config_dir is not None else []
-    _, found = examine(options.recipe, options.overrides, more)
+    _, found = examine(options.recipe, overrides, more)
     for note in found.notes:
         print(note_line(note), file=sys.stderr)
     if found.problems:
         raise RecipeError(found.problems)
-
-
-def refuse_problems(recipe: Recipe) -> None:
-    """Raises ``RecipeError`` with what is wrong with a recipe that is composed already, such as one job of a sweep."""
-    problems = check_recipe(recipe).problems
-    if problems:
-        raise RecipeError(problems)
 
 
 def how_to_resume(run_dir: Path) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlvlm.conf import places
+from rlvlm.conf.idle import idle_settings
 from rlvlm.conf.loader import RecipeLoader
 from rlvlm.conf.recipes import find_recipe, to_tree, tree_problems
 from rlvlm.conf.schema import Recipe
@@ -21,6 +22,7 @@ from rlvlm.errors import RlvlmError, nearest
 from rlvlm.pipelines.config import Stage
 from rlvlm.registry import Registry, load_plugins
 from rlvlm.rewards.config import RewardConfig
+from rlvlm.tracking.rundir import RunDir
 
 if TYPE_CHECKING:
     from rlvlm.data.sources import Source
@@ -89,7 +91,10 @@ def examine(
     for stage in build_stages(recipe, []):
         with contextlib.suppress(RlvlmError):  # sources that can't be read are told already
             notes += places.eval_not_moved(stage, keys)
-    problems = list(dict.fromkeys([*found.problems, *parts.problems]))
+    given = (
+        [] if RunDir.of_config(Path(name_or_path)) is not None else loader.given(name)
+    )  # a run's file holds every key
+    problems = list(dict.fromkeys([*found.problems, *parts.problems, *idle_settings(recipe, given)]))
     changes = _preset_changes(name, loader, overrides, recipe) if loader.has_presets else []
     return recipe, Findings(problems, list(dict.fromkeys(notes)), changes, parts.absent)
 

@@ -28,7 +28,7 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 from yaml import YAMLError
 
 from rlvlm.conf.merge import merge
-from rlvlm.conf.overrides import Setting, apply, as_layer, parse, to_setting
+from rlvlm.conf.overrides import STAGES, Setting, apply, as_layer, parse, to_setting
 from rlvlm.conf.presets import FOLDER, lay_preset
 from rlvlm.conf.problems import RecipeError
 from rlvlm.conf.schema import Recipe, store_schema
@@ -46,6 +46,7 @@ class RecipeLoader(ConfigLoaderImpl):
     def __init__(self, search_path: ConfigSearchPathImpl) -> None:
         super().__init__(search_path)
         self._layers: list[tuple[str, Tree]] = []
+        self._settings: list[Setting] = []
         self._with_presets = True
         self.problems: list[str] = []
 
@@ -80,6 +81,19 @@ class RecipeLoader(ConfigLoaderImpl):
         """Whether what was composed last has a preset."""
         return any(path.startswith(FOLDER) for path, _ in self._layers)
 
+    def given(self, name: str) -> list[tuple[str, Tree]]:
+        """What was asked for itself, not inherited, with words for where: in the recipe's own file, its presets and overrides.
+
+        A file whose stages are overridden is left out: its author could not know which of its keys they read.
+        """
+        presets = [layer for layer in self._layers if layer[0].startswith(FOLDER)]
+        own = (
+            [] if any(_is_of_stages(one) for one in self._settings) else [one for one in self._layers if one[0] == name]
+        )
+        settings = [setting for setting in self._settings if _is_plain(setting)]
+        files = [(f"'{path}.yaml'", layer) for path, layer in [*own, *presets]]
+        return [*files, *((f"override '{setting.text}'", as_layer(setting, {})) for setting in settings)]
+
     def _load(
         self, config_name: str | None, overrides: list[str], run_mode: RunMode, from_shell: bool, validate: bool
     ) -> DictConfig:
@@ -92,6 +106,7 @@ class RecipeLoader(ConfigLoaderImpl):
         if validate:
             self._check_sweeps(values, run_mode)
         settings = [to_setting(override) for override in values if not override.is_sweep_override()]
+        self._settings = settings
         tree = self._apply(settings, self._tree())
         return _with_task(config, tree, values, read)
 
@@ -250,6 +265,16 @@ def _without_effect(settings: list[Setting], tree: Tree) -> list[str]:
                 f"override '{setting.text}' has no effect, since each stage sets {setting.key} itself; write stages.<name>.{setting.key}=…."
             )
     return problems
+
+
+def _is_plain(setting: Setting) -> bool:
+    """Whether a setting gives a value to a key of the whole recipe."""
+    return not setting.delete and setting.value is not None and not setting.key.startswith(STAGES)
+
+
+def _is_of_stages(setting: Setting) -> bool:
+    """Whether a setting may change what the stages of a recipe read."""
+    return setting.key.startswith((STAGES, "run.eval_every", "run.stop_at", "reward"))
 
 
 def _sets(stage: Any, path: list[str]) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from rlvlm.pipelines.config import Stage
 
-_SUPERVISED = (
+ALWAYS = (
     "algorithm",
     "actor.epochs",
     "actor.mini_batches",
@@ -19,6 +19,7 @@ _SUPERVISED = (
     "run.sample_every",
     "run.sample_groups",
 )
+"""What no supervised stage reads."""
 SAMPLING = ("rollout", "reward", "inference_engine", "run.accuracy_rule")
 """What decides sampled accuracy: in a supervised stage it decides when the stage ends, and no weight before."""
 
@@ -31,7 +32,7 @@ def unread(stage: Stage, *, supervised: bool) -> tuple[str, ...]:
     """
     if not supervised:
         return ()
-    return _SUPERVISED if samples(stage) else (*_SUPERVISED, *SAMPLING)
+    return ALWAYS if samples(stage) else (*ALWAYS, *SAMPLING)
 
 
 def samples(stage: Stage) -> bool:

@@ -221,7 +221,7 @@ def supervised(folder: Path, **run: object) -> list[str]:
     """A run of one supervised stage, named in ``folder``."""
     own = {"dir": folder, "name": "mine", "trackers": "[jsonl]", **run}
     stage = "stages=[{name: warmup, pipeline: sft, data: {train: {columns: {answer: response}}}}]"
-    return [*[word for word in SMALL if not word.startswith("stages")], stage, "data.eval=null", "reward.rules={}",
+    return [*[word for word in SMALL if not word.startswith(("stages", "rollout"))], stage, "data.eval=null", "reward.rules={}",
             "~reward.rules.number", "~reward.rules.format", *(f"run.{key}={value}" for key, value in own.items())]  # fmt: skip
 
 
@@ -288,6 +288,13 @@ def test_ctrl_c_saves_and_prints_the_command_that_goes_on(tmp_path, monkeypatch,
     assert main(command.split()[1:]) == 0
     assert "resumed from step 2 of 4" in capsys.readouterr().err
     assert made_steps(Path("runs/mine")) == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("multirun", [[], ["--multirun"]])
+def test_a_key_that_no_stage_reads_stops_the_command_before_it_trains(tmp_path, capsys, multirun):
+    assert main(["train", "quickstart", *multirun, *supervised(tmp_path), "algorithm.advantage=rloo"]) in (1, 2)
+    assert "'algorithm.advantage' has no effect" in capsys.readouterr().err
+    assert not (tmp_path / "mine" / "stages").exists()
 
 
 @pytest.mark.parametrize("multirun", [[], ["--multirun"]])

@@ -22,6 +22,7 @@ from rlvlm.models.config import LoraConfig, ModelConfig
 from rlvlm.models.loading import load_policy
 from rlvlm.pipelines.build import eval_loader
 from rlvlm.pipelines.config import Stage
+from rlvlm.pipelines.reads import is_below, unread
 from rlvlm.pipelines.run import train
 from tests.pipelines.miniature import TOY, read_metrics, rlvr_stage, sft_stage
 
@@ -200,6 +201,19 @@ def test_another_value_makes_another_run(supervised: bool, key: str, tmp_path: P
     assert "refused" not in before[asked], before[asked]
     after = observed(changed(stage, key, value), tmp_path / "after")
     assert after != before[asked]
+
+
+def test_what_supervised_stages_are_said_not_to_read_changes_nothing_of_them(tmp_path: Path) -> None:
+    """Of those keys, the ones whose effect on a run of reinforcement is shown above, all at once."""
+    stage = base(True)
+    stage.data.eval = {"name": "shapes", "size": 4, "columns": {"answer": "response"}}
+    other = stage
+    keys = [key for key in REINFORCED if is_below(key, unread(stage, supervised=True)) and key not in SUPERVISED]
+    assert len(keys) > 25
+    for key in keys:
+        if key not in ("actor.epochs", "actor.mini_batches", "run.accuracy_rule"):  # refused
+            other = changed(other, key, REINFORCED[key][1])
+    assert observed(other, tmp_path / "a") == observed(stage, tmp_path / "b")
 
 
 @pytest.fixture(scope="module")
