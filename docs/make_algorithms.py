@@ -61,7 +61,8 @@ KINDS: list[tuple[str, str, Registry, str]] = [
         "From rewards to advantages [B, L]. Groups may have any size and order. A group of equal rewards gets exactly 0, and so "
         "does a group of one, except with `gae`, `reinforce_plus_plus` and `remax`, which have no group baseline, and with the options "
         "said below (`singleton`, `equal_groups`, grpo's `mean` and `std`). A row with a reward that is not finite is left out of every "
-        "statistic and gets 0; `sum/advantages/left_out` counts such rows.",
+        "statistic and gets 0; `sum/advantages/left_out` counts such rows. `gae` reads the values of a "
+        "critic, which no pipeline here trains: `rlvlm check` refuses it in a recipe, and it serves loops of your own.",
     ),
     (
         "Policy losses",
@@ -70,7 +71,12 @@ KINDS: list[tuple[str, str, Registry, str]] = [
         "A loss for each token, with ρ = exp(logp - prox_logp) and A the advantage. *Scope* says how far it looks: one token, a whole "
         "sequence, or the whole mini-batch of an optimiser step; each is exact under any split into micro-batches.",
     ),
-    ("Value losses", "value_loss", VALUE_LOSSES, "The critic's loss for each token, with an optional `weight`."),
+    (
+        "Value losses",
+        "value_loss",
+        VALUE_LOSSES,
+        "The critic's loss for each token, with an optional `weight`; like `gae` for loops of your own, and refused in a recipe.",
+    ),
     (
         "KL estimators",
         "regularizers.kl_to_reference.estimator",

@@ -126,17 +126,19 @@ def _described(entry: Entry) -> dict[tuple[str, ...], str]:
 
 def _example(entry: Entry) -> str:
     example = entry.traits["example"]
-    pairs = [f"`{_short(example['completion'])}`"]
+    pairs = [_code(example["completion"])]
     if "answer" in example:
-        pairs.append(f"gold `{_short(json.dumps(example['answer'], ensure_ascii=False))}`")
+        pairs.append(f"gold {_code(json.dumps(example['answer'], ensure_ascii=False))}")
     for key, value in {**example.get("record", {}), **example.get("options", {})}.items():
-        pairs.append(f"`{key}: {_short(json.dumps(value, ensure_ascii=False))}`")
+        pairs.append(_code(f"{key}: {json.dumps(value, ensure_ascii=False)}"))
     return ", ".join(pairs)
 
 
-def _short(text: str) -> str:
-    text = " ".join(text.split())
-    return text if len(text) <= 70 else text[:69] + "…"
+def _code(text: str) -> str:
+    """Text as code in a cell: a new line as \\n, and a longer fence where the text has back-quotes of its own."""
+    fence = "`" * (1 + max((len(run) for run in re.findall("`+", text)), default=0))
+    space = " " if text.startswith("`") or text.endswith("`") else ""
+    return fence + space + text.replace("\n", "\\n") + space + fence
 
 
 def _range(bounds: tuple[float, float]) -> str:

@@ -147,7 +147,7 @@ def grpo_passk(
 ) -> Tensor:
     """``(r_1st - r_2nd) / (std + eps)`` for the best sample of the group; 0 for all others, for a tie and for a group of one.
 
-    Paper: pass@k training, arXiv 2503.19595.
+    Paper: Optimizing Language Models for Inference Time Objectives, arXiv 2503.19595.
     Elsewhere: ``grpo_passk`` (verl, EasyR1, RLLaVA).
 
     Args:
