@@ -131,6 +131,8 @@ def check_recipe(recipe: Recipe) -> Findings:
             told = problem if everywhere else f"stage '{name}': {problem}"
             (found.miss if problem in own.absent else found.problems.append)(told)
         found.notes += own.notes
+    if all(stage.actor.optimizer.schedule == "constant" and stage.actor.optimizer.min_lr_ratio for stage in stages):
+        found.notes.append("actor.optimizer.min_lr_ratio does nothing while actor.optimizer.schedule is constant.")
     problems, notes, absent = (list(dict.fromkeys(told)) for told in (found.problems, found.notes, found.absent))
     return Findings(problems, notes, absent=absent)
 
@@ -147,11 +149,6 @@ def check_stage(stage: Stage) -> Findings:
     found.attempt(check_optimizer, stage.actor.optimizer)
     found.attempt(check_rounding, stage.actor.optimizer, ["float32" if stage.model.lora else stage.model.dtype])
     found.problems += contradictions(stage, supervised=supervised)
-    if stage.actor.optimizer.schedule == "constant" and stage.actor.optimizer.min_lr_ratio:
-        ratio = stage.actor.optimizer.min_lr_ratio
-        found.notes.append(
-            f"actor.optimizer.min_lr_ratio is {ratio}, which does nothing while actor.optimizer.schedule is constant."
-        )
     _check_model(stage, found)
     _check_engines(stage, found)
     if not supervised:
