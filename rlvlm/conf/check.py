@@ -102,14 +102,14 @@ def examine(
 def _preset_changes(name: str, loader: RecipeLoader, overrides: list[str], recipe: Recipe) -> list[str]:
     """What presets changed of each stage's algorithm; nothing where that can't be told, for what is wrong is told already."""
     from rlvlm.conf.presets import preset_changes
-    from rlvlm.pipelines.stages import PIPELINES
+    from rlvlm.pipelines.stages import is_supervised
 
     ignored: list[str] = []
     try:
         tree = to_tree(loader.compose_leniently(name, overrides, presets=False))
         bare: Recipe = build(Recipe, strip_unknown(tree, Recipe), ignored)
         pairs = zip(build_stages(recipe, ignored), build_stages(bare, ignored), strict=True)
-        trained = [pair for pair in pairs if not PIPELINES.build(pair[0].pipeline).traits["supervised"]]
+        trained = [pair for pair in pairs if not is_supervised(pair[0])]
         of_stage = {given.name: preset_changes(given.algorithm, without.algorithm) for given, without in trained}
     except RlvlmError:
         return []
@@ -124,7 +124,7 @@ def check_recipe(recipe: Recipe) -> Findings:
     found.attempt_all(recipe.plugins, lambda plugin: load_plugins([plugin]))
     _check_trackers(recipe, found)
     stages = build_stages(recipe, found.problems)
-    of_stage = {stage.name: check_stage(stage) for stage in stages}
+    of_stage = {stage.name: check_stage(stage, stages) for stage in stages}
     for name, own in of_stage.items():
         for problem in own.problems:
             everywhere = all(problem in other.problems for other in of_stage.values())
@@ -137,18 +137,23 @@ def check_recipe(recipe: Recipe) -> Findings:
     return Findings(problems, notes, absent=absent)
 
 
-def check_stage(stage: Stage) -> Findings:
-    """Checks one complete stage."""
+def check_stage(stage: Stage, stages: Iterable[Stage] = ()) -> Findings:
+    """Checks one complete stage.
+
+    Args:
+        stages: all of the run.
+    """
     from rlvlm.engines.train.optim import check_optimizer, check_rounding
     from rlvlm.pipelines.contradictions import contradictions
-    from rlvlm.pipelines.stages import PIPELINES
+    from rlvlm.pipelines.stages import PIPELINES, is_supervised
 
     found = Findings()
-    pipeline = found.attempt(PIPELINES.build, stage.pipeline)
-    supervised = pipeline is not None and pipeline.traits["supervised"]
+    found.attempt(PIPELINES.build, stage.pipeline)
+    supervised = is_supervised(stage)
     found.attempt(check_optimizer, stage.actor.optimizer)
     found.attempt(check_rounding, stage.actor.optimizer, ["float32" if stage.model.lora else stage.model.dtype])
-    found.problems += contradictions(stage, supervised=supervised)
+    sampling = [one for one in stages if not is_supervised(one)]
+    found.problems += contradictions(stage, supervised=supervised, shared_with=sampling)
     _check_model(stage, found)
     _check_engines(stage, found)
     if not supervised:

@@ -10,7 +10,6 @@ from rlvlm.algorithm_config import AlgorithmConfig
 from rlvlm.conf.presets import FOLDER
 from rlvlm.conf.schema import Recipe
 from rlvlm.conf.stages import OWN, build_stages
-from rlvlm.errors import RlvlmError
 from rlvlm.pipelines.reads import ALWAYS, SAMPLING, is_below, unread
 
 _TOLD_ELSEWHERE = ("actor.epochs", "actor.mini_batches")
@@ -23,13 +22,10 @@ def idle_settings(recipe: Recipe, given: Sequence[tuple[str, Mapping[str, Any]]]
     Args:
         given: what was asked for itself, as trees, with words for where.
     """
-    from rlvlm.pipelines.stages import PIPELINES
+    from rlvlm.pipelines.stages import is_supervised
 
     stages = build_stages(recipe, [])
-    try:
-        groups = [unread(one, supervised=bool(PIPELINES.build(one.pipeline).traits["supervised"])) for one in stages]
-    except RlvlmError:
-        return []  # a pipeline that there is not, which is told already
+    groups = [unread(one, supervised=is_supervised(one)) for one in stages]
     problems = []
     defaults = {**dataclasses.asdict(Recipe()), "algorithm": {**vars(AlgorithmConfig()), "seed": recipe.run.seed}}
     for where, tree in given:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rlvlm.algorithm_config import AlgorithmConfig
@@ -13,13 +13,15 @@ if TYPE_CHECKING:
     from rlvlm.registry import Part, Registry
 
 
-def contradictions(stage: Stage, *, supervised: bool) -> list[str]:
+def contradictions(stage: Stage, *, supervised: bool, shared_with: Sequence[Stage] = ()) -> list[str]:
     """A sentence for each setting of a stage that would have no effect, or no gradient; empty where all is well.
 
     Args:
         supervised: the stage learns from given answers.
+        shared_with: the stages of the run that sample theirs; what is set for all stages alike is meant for these.
     """
-    return [*_early_stop(stage, supervised), *(_given_answers(stage) if supervised else _sampled_answers(stage))]
+    own = _given_answers(stage, shared_with) if supervised else _sampled_answers(stage)
+    return [*_early_stop(stage, supervised), *own]
 
 
 def _early_stop(stage: Stage, supervised: bool) -> Iterator[str]:
@@ -33,10 +35,12 @@ def _early_stop(stage: Stage, supervised: bool) -> Iterator[str]:
         yield f"{key} needs held-out records to evaluate on, and data.eval is empty; set data.eval, or leave {key} out."
 
 
-def _given_answers(stage: Stage) -> Iterator[str]:
+def _given_answers(stage: Stage, shared_with: Sequence[Stage]) -> Iterator[str]:
     for name in ("epochs", "mini_batches"):
         value = getattr(stage.actor, name)
-        if value > 1:  # what is below is out of range, and told so
+        if value > 1 and all(
+            getattr(other.actor, name) != value for other in shared_with
+        ):  # what is below is out of range, and told so
             yield (
                 f"actor.{name} is {value}, but supervised training takes one optimiser step for each batch of new records; leave "
                 f"it at 1, and set run.steps and data.prompts_per_step."

@@ -22,7 +22,7 @@ from rlvlm.data.sources import find_files
 from rlvlm.errors import ConfigError, DataError
 from rlvlm.pipelines.config import Stage
 from rlvlm.pipelines.reads import SAMPLING, is_below, unread
-from rlvlm.pipelines.stages import PIPELINES
+from rlvlm.pipelines.stages import is_supervised
 from rlvlm.tracking.rundir import package_versions, write_json
 
 FILE = "origin.json"
@@ -106,7 +106,7 @@ def origin_of(stage: Stage, before: Mapping[str, str], known: Origin | None = No
         known: what was recorded; large files that have the same size and time as there are not read again.
     """
     recorded = known.files if known is not None else {}
-    supervised = bool(PIPELINES.build(stage.pipeline).traits["supervised"])
+    supervised = is_supervised(stage)
     left_out = unread(stage, supervised=supervised)
     files = {path: identity(path, recorded.get(path)) for path in dict.fromkeys(_files_of(stage, left_out))}
     return Origin(

@@ -21,7 +21,7 @@ from rlvlm.pipelines.checkpoint import Checkpoints
 from rlvlm.pipelines.config import Stage
 from rlvlm.pipelines.contradictions import contradictions
 from rlvlm.pipelines.resume import RESULT, StagePlan, all_kept, begin_anew, plan_stage, read_result, refer_to
-from rlvlm.pipelines.stages import PIPELINES, StageContext, StageResult
+from rlvlm.pipelines.stages import PIPELINES, StageContext, StageResult, is_supervised
 from rlvlm.registry import load_plugins
 from rlvlm.tracking.lock import locked
 from rlvlm.tracking.recorder import Recorder
@@ -90,9 +90,9 @@ def train(
 def _refuse_contradictions(stages: Sequence[Stage]) -> None:
     """Raises ``SettingsError`` for settings that would do nothing, as ``rlvlm check`` tells them."""
     told = []
+    sampling = [stage for stage in stages if not is_supervised(stage)]
     for stage in stages:
-        supervised = bool(PIPELINES.get(stage.pipeline).traits["supervised"])
-        told += contradictions(stage, supervised=supervised)
+        told += contradictions(stage, supervised=is_supervised(stage), shared_with=sampling)
     if told:
         raise SettingsError(told)
 

@@ -49,6 +49,11 @@ evaluate with.
 register_pipeline = PIPELINES.register
 
 
+def is_supervised(stage: Stage) -> bool:
+    """Whether a stage learns from given answers; not, where there is no such pipeline, which a check tells."""
+    return stage.pipeline in PIPELINES.names() and bool(PIPELINES.get(stage.pipeline).traits["supervised"])
+
+
 @dataclass
 class StageContext:
     """What a stage is given of its run.

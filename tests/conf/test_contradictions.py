@@ -55,6 +55,7 @@ def test_a_setting_that_would_do_nothing_is_refused(overrides, said):
     "overrides",
     [
         [],
+        ["actor.epochs=2", "actor.mini_batches=4"],  # for the stage that samples
         ["rollout.n=1", "algorithm.advantage=reinforce_plus_plus"],
         ["algorithm.advantage=remax", "rollout.n=1"],
         ["rollout.n=1", "algorithm.advantage=grpo", "+preset=verl"],
